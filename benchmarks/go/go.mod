@@ -1,0 +1,3 @@
+module gofer/benchmarks
+
+go 1.23

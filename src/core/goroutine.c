@@ -1,0 +1,873 @@
+/* G and its Python face, the Goroutine handle: birth, end, cancellation, leaks.
+ *
+ * Who owns a G: the run queue it is in, the M that runs it, the wait record it waits with, and whoever
+ * holds the handle. `allgs` owns nothing. So a goroutine that only its own cycle can reach can never
+ * run again, the collector finds it, and g_finalize reports it. */
+#include "runtime.h"
+
+#include <structmember.h>
+
+static const char *const wait_reasons[] = {
+    [WAIT_NONE] = "", [WAIT_SLEEP] = "sleep", [WAIT_JOIN] = "goroutine wait"};
+
+static uint32_t g_state(G *g)
+{
+    return atomic_load_explicit(&g->state, memory_order_acquire) & G_STATE;
+}
+
+/* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
+
+static PyObject **free_link(PyObject *op)
+{
+    return (PyObject **)(op + 1);
+}
+
+void *free_list_pop(M *m, int kind)
+{
+    if (m == NULL || m->free[kind].head == NULL) {
+        return NULL;
+    }
+    PyObject *op = m->free[kind].head;
+    m->free[kind].head = *free_link(op);
+    m->free[kind].count--;
+    return op;
+}
+
+bool free_list_push(M *m, int kind, PyObject *op)
+{
+    if (!USE_FREE_LISTS || m == NULL || m->free[kind].count >= FREE_MAX) {
+        return false;
+    }
+    *free_link(op) = m->free[kind].head;
+    m->free[kind].head = op;
+    m->free[kind].count++;
+    return true;
+}
+
+void free_lists_clear(M *m)
+{
+    for (int kind = 0; kind < FREE_KINDS; kind++) {
+        for (PyObject *op; (op = free_list_pop(m, kind)) != NULL;) {
+            if (kind == FREE_SLEEP) {
+                PyObject_Free(op);
+            }
+            else {
+                PyObject_GC_Del(op);
+            }
+        }
+    }
+}
+
+/* ---- allgs ---- */
+
+static AllgShard *g_shard(G *g)
+{
+    return &sched.allgs[g->id % ALLG_SHARDS];
+}
+
+static void allgs_add(G *g)
+{
+    AllgShard *s = g_shard(g);
+    lock(&s->lock);
+    g->all_prev = NULL;
+    g->all_next = s->head;
+    if (s->head != NULL) {
+        s->head->all_prev = g;
+    }
+    s->head = g;
+    s->count++;
+    unlock(&s->lock);
+}
+
+static void allgs_remove(G *g)
+{
+    AllgShard *s = g_shard(g);
+    lock(&s->lock);
+    if (g->all_prev != NULL) {
+        g->all_prev->all_next = g->all_next;
+    }
+    else {
+        s->head = g->all_next;
+    }
+    if (g->all_next != NULL) {
+        g->all_next->all_prev = g->all_prev;
+    }
+    s->count--;
+    unlock(&s->lock);
+}
+
+Py_ssize_t allgs_count(void)
+{
+    Py_ssize_t n = 0;
+    for (int i = 0; i < ALLG_SHARDS; i++) {
+        lock(&sched.allgs[i].lock);
+        n += sched.allgs[i].count;
+        unlock(&sched.allgs[i].lock);
+    }
+    return n;
+}
+
+bool allgs_empty(void)
+{
+    for (int i = 0; i < ALLG_SHARDS; i++) {
+        lock(&sched.allgs[i].lock);
+        Py_ssize_t n = sched.allgs[i].count;
+        unlock(&sched.allgs[i].lock);
+        if (n > 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+G **allgs_snapshot(Py_ssize_t *n)
+{
+    size_t cap = 64;
+    G **all = PyMem_RawMalloc(cap * sizeof(G *));
+    *n = 0;
+    for (int i = 0; i < ALLG_SHARDS && all != NULL; i++) {
+        AllgShard *s = &sched.allgs[i];
+        lock(&s->lock);
+        while (cap < (size_t)(*n + s->count)) { /* grow without the lock, look again */
+            unlock(&s->lock);
+            cap *= 2;
+            G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
+            if (more == NULL) {
+                PyMem_RawFree(all);
+                return NULL;
+            }
+            all = more;
+            lock(&s->lock);
+        }
+        for (G *g = s->head; g != NULL; g = g->all_next) {
+            if (compat_try_incref((PyObject *)g)) { /* else: a leaked one being deallocated */
+                all[(*n)++] = g;
+            }
+        }
+        unlock(&s->lock);
+    }
+    return all;
+}
+
+/* ---- birth ---- */
+
+/* Coroutine objects passed to go(), by address. Two goroutines on one coroutine would run one frame on
+ * two threads at once, which free-threaded CPython does not survive. */
+static PyObject *claimed;
+
+static bool claim(G *g)
+{
+    if (claimed == NULL && (claimed = PyDict_New()) == NULL) {
+        return false;
+    }
+    PyObject *key = PyLong_FromVoidPtr(g->coro);
+    PyObject *mine = PyLong_FromUnsignedLongLong(g->id);
+    PyObject *owner = NULL;
+    if (key != NULL && mine != NULL) {
+#if PY_VERSION_HEX >= 0x030D0000
+        PyDict_SetDefaultRef(claimed, key, mine, &owner);
+#else
+        owner = Py_XNewRef(PyDict_SetDefault(claimed, key, mine));
+#endif
+    }
+    if (owner == mine) {
+        g->claimed = 1;
+    }
+    else if (owner != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%R already runs as goroutine %S", g->coro, owner);
+    }
+    Py_XDECREF(key);
+    Py_XDECREF(mine);
+    Py_XDECREF(owner);
+    return g->claimed;
+}
+
+void g_unclaim(G *g)
+{
+    PyObject *key = PyLong_FromVoidPtr(g->coro);
+    if (key == NULL || PyDict_DelItem(claimed, key) < 0) {
+        PyErr_WriteUnraisable((PyObject *)g);
+    }
+    Py_XDECREF(key);
+    g->claimed = 0;
+}
+
+static uint64_t next_id(M *m)
+{
+    if (m == NULL) {
+        return atomic_fetch_add(&sched.next_id, 1);
+    }
+    if (m->id_next == m->id_end) {
+        m->id_next = atomic_fetch_add(&sched.next_id, ID_BLOCK);
+        m->id_end = m->id_next + ID_BLOCK;
+    }
+    return m->id_next++;
+}
+
+G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site)
+{
+    PyObject *context = NULL;
+    PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
+    PyObject *current = compat_current_context(ts);
+    /* An empty context is not copied: see execute(). */
+    if (current != NULL && PyObject_Size(current) > 0 &&
+        (context = PyContext_Copy(current)) == NULL) {
+        Py_DECREF(coro);
+        return NULL;
+    }
+    G *g = free_list_pop(m, FREE_G);
+    if (g != NULL) {
+        PyObject_Init((PyObject *)g, &Goroutine_Type);
+    }
+    else if ((g = PyObject_GC_New(G, &Goroutine_Type)) == NULL) {
+        Py_DECREF(coro);
+        Py_XDECREF(context);
+        return NULL;
+    }
+    live_add(m, LIVE_G, 1);
+    memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
+    g->id = next_id(m);
+    g->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
+    compat_share(coro, 1);
+    g->coro = coro;
+    g->name = Py_XNewRef(name);
+    g->context = context;
+    if (site != NULL) {
+        g->site_code = PyFrame_GetCode(site);
+        g->site_lasti = PyFrame_GetLasti(site);
+    }
+    Py_INCREF(g); /* one reference for the caller, one for the run queue */
+    compat_share((PyObject *)g, 2);
+    PyObject_GC_Track(g);
+    allgs_add(g);
+    return g;
+}
+
+void g_discard(G *g)
+{
+    allgs_remove(g);
+    if (g->claimed) {
+        g_unclaim(g);
+    }
+    Py_DECREF(g);
+    Py_DECREF(g); /* state is still G_IDLE: no leak report */
+    if (atomic_load(&sched.counting)) {
+        some_g_ended();
+    }
+}
+
+/* The coroutine that go(fn, ...) shall run: a new reference. */
+static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    bool async;
+    if (PyFunction_Check(fn)) {
+        async = ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags &
+                (CO_COROUTINE | CO_ITERABLE_COROUTINE);
+    }
+    else {
+        PyObject *answer = PyObject_CallOneArg(hooks.is_async, fn);
+        if (answer == NULL) {
+            return NULL;
+        }
+        async = answer == Py_True;
+        Py_DECREF(answer);
+    }
+    if (!async) {
+        PyErr_Format(PyExc_TypeError, "go() needs an async function or a coroutine object, not %R", fn);
+        return NULL;
+    }
+    return PyObject_Vectorcall(fn, args, (size_t)nargs, kwnames);
+}
+
+/* 1 if `obj` is a coroutine (or awaitable generator) object, 0 if not, -1 with an exception. */
+static int is_coroutine(PyObject *obj)
+{
+    if (PyCoro_CheckExact(obj)) {
+        return 1;
+    }
+    PyObject *answer = PyObject_CallOneArg(hooks.is_coroutine, obj);
+    int yes = answer == NULL ? -1 : answer == Py_True;
+    Py_XDECREF(answer);
+    return yes;
+}
+
+/* A coroutine that has begun belongs to whoever resumes it. */
+static bool check_fresh(PyObject *coro)
+{
+    const char *what = NULL;
+    PyObject *frame = PyObject_GetAttrString(coro, PyCoro_CheckExact(coro) ? "cr_frame" : "gi_frame");
+    if (frame == NULL) {
+        PyErr_Clear(); /* a coroutine of another implementation: it will say so itself */
+        return true;
+    }
+    if (frame == Py_None) {
+        what = "has already finished";
+    }
+    else if (PyFrame_GetLasti((PyFrameObject *)frame) > 0 && PyCoro_CheckExact(coro)) {
+        PyObject *suspended = PyObject_GetAttrString(coro, "cr_suspended");
+        PyObject *running = PyObject_GetAttrString(coro, "cr_running");
+        if (suspended == Py_True || running == Py_True) {
+            what = "is already running";
+        }
+        Py_XDECREF(suspended);
+        Py_XDECREF(running);
+        PyErr_Clear();
+    }
+    Py_DECREF(frame);
+    if (what != NULL) {
+        PyErr_Format(PyExc_RuntimeError, "cannot start %R as a goroutine: it %s", coro, what);
+    }
+    return what == NULL;
+}
+
+/* go(fn, *args, name=None, **kwargs). Takes `name` out of the keywords; the rest goes to fn. */
+PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "go() needs an async function or a coroutine object");
+        return NULL;
+    }
+    if (check_forked()) {
+        return NULL;
+    }
+    if (!atomic_load(&sched.running) || atomic_load(&sched.draining)) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        atomic_load(&sched.running)
+                            ? "go() after the main goroutine has ended: the runtime is stopping"
+                            : "go() needs a running runtime: call it inside gofer.run(main)");
+        return NULL;
+    }
+    PyObject *fn = args[0], *name = NULL, *coro = NULL;
+    PyObject *rest = kwnames;          /* borrowed unless `name` was taken out */
+    PyObject *small[16], **buf = NULL; /* args without `name` */
+    Py_ssize_t nkw = kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0;
+    for (Py_ssize_t i = 0; i < nkw; i++) {
+        if (PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(kwnames, i), "name") != 0) {
+            continue;
+        }
+        name = args[nargs + i];
+        if (name != Py_None && !PyUnicode_Check(name)) {
+            PyErr_Format(PyExc_TypeError, "the name of a goroutine must be a str, not %R", name);
+            return NULL;
+        }
+        name = name == Py_None ? NULL : name;
+        Py_ssize_t total = nargs + nkw;
+        buf = total <= 16 ? small : PyMem_Malloc((size_t)total * sizeof(PyObject *));
+        PyObject *before = PyTuple_GetSlice(kwnames, 0, i);
+        PyObject *after = PyTuple_GetSlice(kwnames, i + 1, nkw);
+        rest = before && after ? PySequence_Concat(before, after) : NULL;
+        Py_XDECREF(before);
+        Py_XDECREF(after);
+        if (buf == NULL || rest == NULL) {
+            if (buf == NULL) {
+                PyErr_NoMemory();
+            }
+            goto done;
+        }
+        memcpy(buf, args, (size_t)(nargs + i) * sizeof(PyObject *));
+        memcpy(buf + nargs + i, args + nargs + i + 1, (size_t)(nkw - i - 1) * sizeof(PyObject *));
+        args = buf;
+        nkw--;
+        break;
+    }
+
+    int given = PyFunction_Check(fn) ? 0 : is_coroutine(fn);
+    if (given < 0) {
+        goto done;
+    }
+    if (given) {
+        if (nargs > 1 || nkw > 0) {
+            PyErr_Format(PyExc_TypeError, "go(coroutine) takes no arguments: %R has its own", fn);
+            goto done;
+        }
+        if (!check_fresh(fn)) {
+            goto done;
+        }
+        coro = Py_NewRef(fn);
+    }
+    else {
+        coro = make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
+        if (coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
+            if (!PyErr_Occurred()) {
+                PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine", fn,
+                             coro);
+            }
+            Py_CLEAR(coro);
+        }
+    }
+done:
+    if (rest != kwnames) {
+        Py_XDECREF(rest);
+    }
+    if (buf != NULL && buf != small) {
+        PyMem_Free(buf);
+    }
+    if (coro == NULL) {
+        return NULL;
+    }
+
+    G *g = g_new(tls_m, coro, name, PyEval_GetFrame());
+    if (g == NULL) {
+        return NULL;
+    }
+    if (given && !claim(g)) {
+        g_discard(g);
+        return NULL;
+    }
+    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
+    if (unlikely(atomic_load(&sched.draining))) {
+        g_discard(g);
+        PyErr_SetString(PyExc_RuntimeError,
+                        "go() after the main goroutine has ended: the runtime is stopping");
+        return NULL;
+    }
+    start_g(g); /* the run queue's reference; the other is the caller's */
+    return (PyObject *)g;
+}
+
+/* ---- end ---- */
+
+void g_finish(M *m, G *g, GEnd end, PyObject *value)
+{
+    lock(&g->lock);
+    g->end = (uint8_t)end;
+    PyObject *reason = atomic_exchange_explicit(&g->value, value, memory_order_relaxed);
+    /* release: whoever sees G_DEAD may read value and end without the lock */
+    atomic_exchange_explicit(&g->state, G_DEAD, memory_order_acq_rel);
+    JoinOp *waiters = join_take_all(g);
+    unlock(&g->lock);
+    if (reason != NULL) { /* of a cancellation that came too late */
+        drop_later(m, reason);
+    }
+    allgs_remove(g);
+    /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
+     * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
+    join_fire_all(m, waiters, m->inherited);
+}
+
+PyObject *g_result(G *g)
+{
+    PyObject *value = atomic_load_explicit(&g->value, memory_order_acquire);
+    switch (g->end) {
+    case END_RESULT:
+        return Py_NewRef(value);
+    case END_GOEXIT:
+        Py_RETURN_NONE;
+    case END_LEAKED:
+        PyErr_SetNone(hooks.Cancelled);
+        return NULL;
+    default:
+        atomic_store_explicit(&g->taken, 1, memory_order_relaxed);
+        compat_raise(Py_NewRef(value));
+        return NULL;
+    }
+}
+
+/* True: it will see Cancelled. False: it is dead. */
+bool g_cancel(G *g, PyObject *reason)
+{
+    if (g_state(g) == G_DEAD) {
+        return false;
+    }
+    if (reason != NULL && reason != Py_None) {
+        PyObject *none = NULL;
+        Py_INCREF(reason);
+        if (!atomic_compare_exchange_strong(&g->value, &none, reason)) {
+            Py_DECREF(reason); /* the first cancellation that is pending wins; ours is not the last */
+        }
+    }
+    /* The mark first, then the wake-up: both change the same word, so whatever state we find it in,
+     * the goroutine looks at the mark after it leaves that state. */
+    uint32_t old = atomic_fetch_or(&g->state, G_CANCEL);
+    if ((old & G_STATE) == G_DEAD) {
+        return false;
+    }
+    ready_from_user(g, true);
+    return true;
+}
+
+/* ---- looking at a suspended coroutine from outside ---- */
+
+/* Keep `g` from being run. False: it runs now, or it is dead. */
+static bool scan_begin(G *g)
+{
+    for (;;) {
+        uint32_t s = atomic_load(&g->state);
+        if (s & G_SCAN) { /* somebody else looks: give way */
+            Py_BEGIN_ALLOW_THREADS
+            sched_yield();
+            Py_END_ALLOW_THREADS
+            continue;
+        }
+        if ((s & G_STATE) != G_WAITING && (s & G_STATE) != G_RUNNABLE) {
+            return false;
+        }
+        if (atomic_compare_exchange_strong(&g->state, &s, s | G_SCAN)) {
+            return true;
+        }
+    }
+}
+
+/* The same duty as an M that parks a goroutine: a wake-up that came meanwhile is ours to carry out. */
+static void scan_end(G *g)
+{
+    uint32_t s = atomic_fetch_and(&g->state, ~(uint32_t)G_SCAN);
+    if ((s & G_STATE) == G_WAITING && (s & G_NOTIFIED)) {
+        ready_from_user(g, true);
+    }
+}
+
+/* ---- the collector's side ---- */
+
+static int g_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    G *g = (G *)self;
+    Py_VISIT(g->coro);
+    Py_VISIT(atomic_load_explicit(&g->value, memory_order_relaxed));
+    Py_VISIT(g->context);
+    JoinOp *op = g->waiters;
+    if (op != NULL) {
+        do {
+            Py_VISIT(op);
+            op = op->next;
+        } while (op != g->waiters);
+    }
+    return 0;
+}
+
+static int g_clear(PyObject *self)
+{
+    G *g = (G *)self;
+    JoinOp *op = NULL;
+    if (g->waiters != NULL) {
+        lock(&g->lock);
+        op = join_take_all(g);
+        unlock(&g->lock);
+    }
+    while (op != NULL) {
+        JoinOp *next = op->next;
+        op->next = NULL;
+        Py_CLEAR(op->g);
+        Py_DECREF(op);
+        op = next;
+    }
+    PyObject *value = atomic_exchange(&g->value, NULL);
+    Py_XDECREF(value);
+    Py_CLEAR(g->context);
+    Py_CLEAR(g->coro);
+    return 0;
+}
+
+/* Nothing can ever wake it: report it, run its finally blocks, let go of it. The collector may have
+ * closed the coroutines of the cycle already (it calls finalizers in no particular order). */
+static void g_leaked(G *g)
+{
+    int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
+    PyObject *name = g_name(g);
+    PyObject *site = g_created_at(g);
+    if (name != NULL && site != NULL) {
+        PyObject *r = PyObject_CallFunction(hooks.warn_leak, "KOsO", (unsigned long long)g->id, name,
+                                            wait_reasons[reason], site);
+        Py_XDECREF(r);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(site);
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable((PyObject *)g); /* -W error: the warning as an exception */
+    }
+    PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
+    if (r == NULL) {
+        PyErr_WriteUnraisable(g->coro);
+    }
+    Py_XDECREF(r);
+    if (g->claimed) {
+        g_unclaim(g);
+    }
+    g->end = END_LEAKED;
+    atomic_store(&g->state, G_DEAD);
+    allgs_remove(g);
+    if (atomic_load(&sched.counting)) {
+        some_g_ended();
+    }
+}
+
+/* Dropped with an exception that nobody has looked at: run() shall raise it. */
+static void g_untaken(G *g)
+{
+    PyObject *exc = atomic_exchange(&g->value, NULL);
+    PyObject *name = g_name(g);
+    PyObject *site = g_created_at(g);
+    if (name != NULL && site != NULL) {
+        PyObject *r = PyObject_CallFunction(hooks.note_failure, "OKOO", exc, (unsigned long long)g->id,
+                                            name, site);
+        Py_XDECREF(r);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(site);
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    run_fail(exc);
+}
+
+static void g_finalize(PyObject *self)
+{
+    G *g = (G *)self;
+    uint32_t state = g_state(g);
+    bool untaken = state == G_DEAD && g->end == END_ERROR && !g->taken;
+    if (!untaken && (state == G_DEAD || state == G_IDLE)) {
+        return;
+    }
+    if (atomic_load(&sched.forked)) {
+        return; /* the parent's: its locks may be held by threads that are not here */
+    }
+    PyObject *pending = compat_take_exception();
+    if (untaken) {
+        g->taken = 1;
+        g_untaken(g);
+    }
+    else {
+        g_leaked(g);
+    }
+    if (pending != NULL) {
+        compat_raise(pending);
+    }
+}
+
+static void g_dealloc(PyObject *self)
+{
+    G *g = (G *)self;
+    uint32_t state = g_state(g);
+    bool plain = state == G_IDLE || (state == G_DEAD && (g->end != END_ERROR || g->taken));
+    if (!plain && PyObject_CallFinalizerFromDealloc(self) < 0) {
+        return;
+    }
+    PyObject_GC_UnTrack(self);
+    if (g->weakrefs != NULL) {
+        PyObject_ClearWeakRefs(self);
+    }
+    g_clear(self);
+    Py_CLEAR(g->name);
+    Py_CLEAR(g->site_code);
+    M *m = tls_m;
+    live_add(m, LIVE_G, -1);
+    /* CPython remembers that a finalizer has run; such an object must not be used again. */
+    if (!plain || !free_list_push(m, FREE_G, self)) {
+        PyObject_GC_Del(self);
+    }
+}
+
+/* ---- the Python face ---- */
+
+static PyObject *g_await(PyObject *self)
+{
+    return join_new(self);
+}
+
+PyObject *g_name(G *g)
+{
+    if (g->name != NULL) {
+        return Py_NewRef(g->name);
+    }
+    if (g->coro == NULL) {
+        return PyUnicode_FromString("?");
+    }
+    PyObject *name = PyObject_GetAttrString(g->coro, "__qualname__");
+    if (name == NULL) {
+        PyErr_Clear(); /* a coroutine of another implementation */
+        name = PyUnicode_FromString(Py_TYPE(g->coro)->tp_name);
+    }
+    return name;
+}
+
+PyObject *g_created_at(G *g)
+{
+    if (g->site_code == NULL) {
+        return PyUnicode_FromString("?:0");
+    }
+    return PyUnicode_FromFormat("%U:%d", g->site_code->co_filename,
+                                PyCode_Addr2Line(g->site_code, g->site_lasti));
+}
+
+static PyObject *get_name(PyObject *self, void *Py_UNUSED(c))
+{
+    return g_name((G *)self);
+}
+
+static PyObject *get_created_at(PyObject *self, void *Py_UNUSED(c))
+{
+    return g_created_at((G *)self);
+}
+
+static const char *state_text(G *g)
+{
+    switch (g_state(g)) {
+    case G_RUNNING:
+        return "running";
+    case G_WAITING:
+        return "waiting";
+    case G_DEAD:
+        return "dead";
+    default:
+        return "runnable";
+    }
+}
+
+static PyObject *get_state(PyObject *self, void *Py_UNUSED(c))
+{
+    return PyUnicode_FromString(state_text((G *)self));
+}
+
+static PyObject *get_wait_reason(PyObject *self, void *Py_UNUSED(c))
+{
+    G *g = (G *)self;
+    if (g_state(g) != G_WAITING) {
+        Py_RETURN_NONE;
+    }
+    return PyUnicode_FromString(
+        wait_reasons[atomic_load_explicit(&g->wait_reason, memory_order_relaxed)]);
+}
+
+static PyObject *g_repr(PyObject *self)
+{
+    G *g = (G *)self;
+    PyObject *name = g_name(g), *site = g_created_at(g), *r = NULL;
+    if (name != NULL && site != NULL) {
+        uint32_t state = g_state(g);
+        const char *how = state == G_WAITING ? wait_reasons[g->wait_reason]
+                          : state != G_DEAD  ? ""
+                          : g->end == END_ERROR     ? "failed"
+                          : g->end == END_CANCELLED ? "cancelled"
+                          : g->end == END_LEAKED    ? "leaked"
+                                                    : "";
+        r = PyUnicode_FromFormat("<Goroutine %llu %R %s%s%s%s, created at %U>",
+                                 (unsigned long long)g->id, name, state_text(g), *how ? " (" : "", how,
+                                 *how ? ")" : "", site);
+    }
+    Py_XDECREF(name);
+    Py_XDECREF(site);
+    return r;
+}
+
+static PyObject *g_done(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    return PyBool_FromLong(g_state((G *)self) == G_DEAD);
+}
+
+static bool check_dead_g(G *g)
+{
+    if (g_state(g) == G_DEAD) {
+        return true;
+    }
+    PyErr_Format(PyExc_RuntimeError, "goroutine %llu has not ended: await it first",
+                 (unsigned long long)g->id);
+    return false;
+}
+
+static PyObject *g_result_method(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    return check_dead_g((G *)self) ? g_result((G *)self) : NULL;
+}
+
+static PyObject *g_exception(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    G *g = (G *)self;
+    if (!check_dead_g(g)) {
+        return NULL;
+    }
+    if (g->end != END_ERROR && g->end != END_CANCELLED) {
+        Py_RETURN_NONE;
+    }
+    atomic_store_explicit(&g->taken, 1, memory_order_relaxed);
+    return Py_NewRef(atomic_load_explicit(&g->value, memory_order_acquire));
+}
+
+static PyObject *g_cancelled(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    G *g = (G *)self;
+    return PyBool_FromLong(g_state(g) == G_DEAD && g->end == END_CANCELLED);
+}
+
+static PyObject *g_cancel_method(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    static char *names[] = {"reason", NULL};
+    PyObject *reason = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:cancel", names, &reason) || check_forked()) {
+        return NULL;
+    }
+    return PyBool_FromLong(g_cancel((G *)self, reason));
+}
+
+static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    G *g = (G *)self;
+    M *m = tls_m;
+    bool own = m != NULL && m->curg == g;
+    bool scan = !own && scan_begin(g);
+    PyObject *r = PyObject_CallOneArg(hooks.stack_of, own || scan ? g->coro : Py_None);
+    if (scan) {
+        scan_end(g);
+    }
+    return r;
+}
+
+static PyMethodDef g_methods[] = {
+    {"done", g_done, METH_NOARGS,
+     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nTrue"},
+    {"result", g_result_method, METH_NOARGS,
+     "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is alive.\n\n"
+     ">>> g.result()\n42"},
+    {"exception", g_exception, METH_NOARGS,
+     "exception()\n--\n\nThe exception that ended it, or None. RuntimeError while it is alive.\n\n"
+     ">>> g.exception()\nValueError('no')"},
+    {"cancel", (PyCFunction)(void (*)(void))g_cancel_method, METH_VARARGS | METH_KEYWORDS,
+     "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), once.\n"
+     "False if it has ended.\n\n>>> g.cancel('too slow')\nTrue"},
+    {"cancelled", g_cancelled, METH_NOARGS,
+     "cancelled()\n--\n\nWhether it ended by letting Cancelled through.\n\n>>> g.cancelled()\nFalse"},
+    {"stack", g_stack, METH_NOARGS,
+     "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost first.\n"
+     "Empty if it has ended or runs on another thread right now.\n\n>>> print(''.join(g.stack().format()))"},
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
+    {NULL},
+};
+
+static PyMemberDef g_members[] = {
+    {"id", T_ULONGLONG, offsetof(G, id), READONLY, "Its number: main is 1, none is used twice in a run."},
+    {"parent_id", T_ULONGLONG, offsetof(G, parent_id), READONLY,
+     "The id of the goroutine that started it; 0 for main and from a foreign thread."},
+    {NULL},
+};
+
+static PyGetSetDef g_getset[] = {
+    {"name", get_name, NULL, "The name given to go(), else the function's qualified name.", NULL},
+    {"state", get_state, NULL, "\"runnable\", \"running\", \"waiting\", \"syscall\" or \"dead\".", NULL},
+    {"wait_reason", get_wait_reason, NULL, "What it waits for, in Go's words; None if it does not.", NULL},
+    {"created_at", get_created_at, NULL, "Where go() was called: file:line.", NULL},
+    {NULL},
+};
+
+static PyAsyncMethods g_async = {.am_await = g_await};
+
+PyDoc_STRVAR(g_doc,
+             "A goroutine: the handle that go() returns. Await it for its result or its exception.\n\n"
+             "Nobody needs to keep it: the runtime owns every goroutine that can still run. If one fails\n"
+             "and its handle is gone, or goes without the exception having been taken, run() raises it.\n\n"
+             ">>> g = go(fetch, url)\n>>> page = await g");
+
+PyTypeObject Goroutine_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Goroutine",
+    .tp_basicsize = sizeof(G),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = g_doc,
+    .tp_dealloc = g_dealloc,
+    .tp_finalize = g_finalize,
+    .tp_traverse = g_traverse,
+    .tp_clear = g_clear,
+    .tp_weaklistoffset = offsetof(G, weakrefs),
+    .tp_repr = g_repr,
+    .tp_as_async = &g_async,
+    .tp_methods = g_methods,
+    .tp_members = g_members,
+    .tp_getset = g_getset,
+};

@@ -1,0 +1,359 @@
+/* Operations: what `await` sees.
+ *
+ * An operation is its own iterator and its own wait record, so an await that must wait costs one
+ * object. am_send is called once to begin and once after every wake-up:
+ *
+ *   begin     done at once: return the value. Otherwise put the record on a queue and op_suspend().
+ *   resumed   the record was taken off by a waker: return the value. Else, if the goroutine has been
+ *             cancelled, take it off ourselves (under the queue's lock, so exactly one of the two
+ *             happens) and raise. Else the wake-up was meant for an earlier wait: suspend again.
+ *
+ * Cancelling a goroutine therefore never touches its operation from another thread: it leaves a mark
+ * in the state word and wakes the goroutine, which looks for itself. */
+#include "runtime.h"
+
+G *op_begin(M *m, PyObject *op, int used)
+{
+    if (unlikely(check_forked())) {
+        return NULL;
+    }
+    if (unlikely(m == NULL || m->curg == NULL)) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%R can only be awaited inside a goroutine: start one with gofer.run()", op);
+        return NULL;
+    }
+    if (unlikely(used == OP_DONE)) {
+        PyErr_Format(PyExc_RuntimeError, "%R has been awaited already: make a new one", op);
+        return NULL;
+    }
+    return m->curg;
+}
+
+PySendResult op_suspend(M *m, G *g, WaitReason why, PyObject **result)
+{
+    atomic_store_explicit(&g->wait_reason, why, memory_order_relaxed);
+    m->parking = true;
+    *result = Py_NewRef(Py_None);
+    return PYGEN_NEXT;
+}
+
+PySendResult op_finish(PyObject *value, PyObject **result)
+{
+    *result = Py_NewRef(value);
+    return PYGEN_RETURN;
+}
+
+/* Deliver a pending cancellation, once. */
+bool op_raise_if_cancelled(G *g)
+{
+    if (likely(!op_cancel_pending(g))) {
+        return false;
+    }
+    atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL);
+    PyObject *reason = atomic_exchange(&g->value, NULL);
+    if (reason != NULL) {
+        PyErr_SetObject(hooks.Cancelled, reason);
+        Py_DECREF(reason);
+    }
+    else {
+        PyErr_SetNone(hooks.Cancelled);
+    }
+    return true;
+}
+
+/* The interpreter calls this instead of am_send while a trace function is set. */
+PyObject *op_iternext(PyObject *self)
+{
+    PyObject *value;
+    switch (Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value)) {
+    case PYGEN_NEXT:
+        return value;
+    case PYGEN_RETURN: {
+        /* StopIteration(value) by call: a tuple or an exception as value must stay one argument */
+        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (stop != NULL) {
+            PyErr_SetObject(PyExc_StopIteration, stop);
+            Py_DECREF(stop);
+        }
+        return NULL;
+    }
+    default:
+        return NULL;
+    }
+}
+
+const char *op_state_text(int used)
+{
+    return used == OP_NEW ? "not awaited" : used == OP_WAITING ? "waiting" : "done";
+}
+
+/* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
+
+static PySendResult gosched_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    M *m = tls_m;
+    *result = NULL;
+    G *g = op_begin(m, self, OP_NEW);
+    if (g == NULL) {
+        return PYGEN_ERROR;
+    }
+    bool resumed = g->yielded;
+    g->yielded = !resumed;
+    if (unlikely(op_raise_if_cancelled(g))) {
+        g->yielded = false;
+        return PYGEN_ERROR;
+    }
+    if (resumed) {
+        return op_finish(Py_None, result);
+    }
+    return op_suspend(m, g, WAIT_NONE, result); /* execute() sees `yielded` and requeues */
+}
+
+static PyObject *gosched_repr(PyObject *Py_UNUSED(self))
+{
+    return PyUnicode_FromString("<gofer.gosched()>");
+}
+
+static void gosched_dealloc(PyObject *self)
+{
+    Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
+}
+
+static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send = gosched_send};
+
+PyTypeObject GoschedOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
+    .tp_basicsize = sizeof(GoschedOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The operation that gosched() returns.",
+    .tp_dealloc = gosched_dealloc,
+    .tp_repr = gosched_repr,
+    .tp_as_async = &gosched_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
+};
+
+GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
+
+/* ---- waiting for a goroutine ---- */
+
+/* JoinOp.prev when the record is on no queue. Parked goroutines come by the million, and two flag
+ * bytes would cost 16 bytes each. */
+static JoinOp join_fired, join_done; /* never used as records */
+#define JOIN_FIRED (&join_fired)     /* taken off by the dying target, which hands `g` on */
+#define JOIN_DONE (&join_done)
+
+PyObject *join_new(PyObject *target)
+{
+    M *m = tls_m;
+    JoinOp *op = free_list_pop(m, FREE_JOIN);
+    if (op != NULL) {
+        PyObject_Init((PyObject *)op, &JoinOp_Type);
+    }
+    else if ((op = PyObject_GC_New(JoinOp, &JoinOp_Type)) == NULL) {
+        return NULL;
+    }
+    live_add(m, LIVE_OP, 1);
+    compat_share((PyObject *)op, 1);
+    op->g = NULL;
+    op->target = (G *)Py_NewRef(target);
+    atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
+    op->next = NULL;
+    PyObject_GC_Track(op);
+    return (PyObject *)op;
+}
+
+static JoinOp *join_prev(JoinOp *op)
+{
+    return atomic_load_explicit(&op->prev, memory_order_relaxed);
+}
+
+static void join_set_prev(JoinOp *op, JoinOp *prev)
+{
+    atomic_store_explicit(&op->prev, prev, memory_order_relaxed);
+}
+
+/* target->lock. The list owns a reference to `op`. */
+static void join_link(G *target, JoinOp *op)
+{
+    JoinOp *first = target->waiters;
+    if (first == NULL) {
+        target->waiters = op;
+        op->next = op;
+        join_set_prev(op, op);
+    }
+    else {
+        JoinOp *last = join_prev(first);
+        op->next = first;
+        last->next = op;
+        join_set_prev(op, last);
+        join_set_prev(first, op);
+    }
+}
+
+/* target->lock. The list's references to `op` and its `g` are the caller's now. */
+static void join_unlink(G *target, JoinOp *op, JoinOp *mark)
+{
+    if (op->next == op) {
+        target->waiters = NULL;
+    }
+    else {
+        join_prev(op)->next = op->next;
+        join_set_prev(op->next, join_prev(op));
+        if (target->waiters == op) {
+            target->waiters = op->next;
+        }
+    }
+    op->next = NULL;
+    join_set_prev(op, mark);
+}
+
+/* The target dies: take off all records, oldest first, chained by `next`. */
+JoinOp *join_take_all(G *target)
+{
+    JoinOp *first = target->waiters;
+    if (first == NULL) {
+        return NULL;
+    }
+    join_prev(first)->next = NULL;
+    target->waiters = NULL;
+    for (JoinOp *op = first; op != NULL; op = op->next) {
+        /* release: whoever sees it also sees the target's value */
+        atomic_store_explicit(&op->prev, JOIN_FIRED, memory_order_release);
+    }
+    return first;
+}
+
+/* Hand on the goroutines of a chain from join_take_all. The M's P is in P_RUNNING if it has one. */
+void join_fire_all(M *m, JoinOp *op, bool next)
+{
+    while (op != NULL) {
+        JoinOp *following = op->next;
+        G *g = op->g;
+        op->g = NULL;
+        op->next = NULL;
+        if (!goready(m, g, next && following == NULL)) {
+            drop_later(m, (PyObject *)g);
+        }
+        drop_later(m, (PyObject *)op);
+        op = following;
+    }
+}
+
+static PySendResult join_result(JoinOp *op, PyObject **result)
+{
+    join_set_prev(op, JOIN_DONE);
+    *result = g_result(op->target);
+    return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    JoinOp *op = (JoinOp *)self;
+    M *m = tls_m;
+    *result = NULL;
+    JoinOp *prev = atomic_load_explicit(&op->prev, memory_order_acquire);
+    G *g = op_begin(m, self, prev == JOIN_DONE ? OP_DONE : OP_NEW);
+    if (g == NULL) {
+        return PYGEN_ERROR;
+    }
+    if (prev == JOIN_FIRED) {
+        return join_result(op, result);
+    }
+    G *target = op->target;
+    if (prev == NULL) {
+        if (unlikely(op_raise_if_cancelled(g))) {
+            join_set_prev(op, JOIN_DONE);
+            return PYGEN_ERROR;
+        }
+        if (target == g) {
+            join_set_prev(op, JOIN_DONE);
+            PyErr_Format(PyExc_RuntimeError, "goroutine %llu awaits itself",
+                         (unsigned long long)g->id);
+            return PYGEN_ERROR;
+        }
+        Py_INCREF(op); /* the list's; taken before the lock, dropped again if not needed */
+        lock(&target->lock);
+        bool dead = (atomic_load_explicit(&target->state, memory_order_acquire) & G_STATE) == G_DEAD;
+        if (!dead) {
+            op->g = (G *)Py_NewRef(g);
+            join_link(target, op);
+        }
+        unlock(&target->lock);
+        if (!dead) {
+            return op_suspend(m, g, WAIT_JOIN, result);
+        }
+        Py_DECREF(op);
+        return join_result(op, result);
+    }
+    if (!op_cancel_pending(g)) {
+        return op_suspend(m, g, WAIT_JOIN, result); /* a wake-up meant for an earlier wait */
+    }
+    lock(&target->lock);
+    prev = join_prev(op);
+    bool ours = prev != JOIN_FIRED && op->g == g;
+    if (ours) {
+        join_unlink(target, op, JOIN_DONE);
+    }
+    unlock(&target->lock);
+    if (!ours) {
+        if (prev == JOIN_FIRED) {
+            return join_result(op, result); /* the cancellation waits for the next operation */
+        }
+        PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", self);
+        return PYGEN_ERROR;
+    }
+    Py_CLEAR(op->g); /* not the last: the M that runs us holds one */
+    Py_DECREF(op);
+    op_raise_if_cancelled(g);
+    return PYGEN_ERROR;
+}
+
+static int join_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    JoinOp *op = (JoinOp *)self;
+    Py_VISIT(op->g);
+    Py_VISIT(op->target);
+    return 0;
+}
+
+static int join_clear(PyObject *self)
+{
+    JoinOp *op = (JoinOp *)self;
+    Py_CLEAR(op->g);
+    Py_CLEAR(op->target);
+    return 0;
+}
+
+static void join_dealloc(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject_GC_UnTrack(self);
+    join_clear(self);
+    live_add(m, LIVE_OP, -1);
+    if (!free_list_push(m, FREE_JOIN, self)) {
+        PyObject_GC_Del(self);
+    }
+}
+
+static PyObject *join_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<await of %R>", ((JoinOp *)self)->target);
+}
+
+static PyAsyncMethods join_async = {.am_await = PyObject_SelfIter, .am_send = join_send};
+
+PyTypeObject JoinOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.JoinOp",
+    .tp_basicsize = sizeof(JoinOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "The operation behind `await goroutine`.",
+    .tp_dealloc = join_dealloc,
+    .tp_traverse = join_traverse,
+    .tp_clear = join_clear,
+    .tp_repr = join_repr,
+    .tp_as_async = &join_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
+};

@@ -1,0 +1,932 @@
+/* The scheduler: Ms that look for Gs, run them and park.
+ *
+ * THE MODEL is Go's. An M (thread) that holds a P runs goroutines from the P's ring, and when that is
+ * empty takes from the global queue or steals half of another P's ring. An M without work keeps looking
+ * for a moment (it *spins*), then gives up its P and sleeps.
+ *
+ * WHERE IT DIFFERS FROM GO
+ *   - A goroutine's stack is a chain of coroutine frames on the heap. execute() resumes it and gets the
+ *     thread back when it suspends, so there is no stack to switch and g0 is simply the C stack.
+ *   - Python code cannot be made to call us. While a coroutine runs, its P is in P_USER, which
+ *     anybody may take; the M finds out at its next p_enter(). In Go that is a P in a system call.
+ *   - The main goroutine runs on the thread that called run() (M0), because signal handlers and much of
+ *     the standard library want it there. M0 runs other goroutines too; if main becomes runnable meanwhile
+ *     it waits in m0_slot, and sysmon lets it go elsewhere if M0 does not come back for 10 ms.
+ *   - With the GIL nobody spins: looking for work costs the one who does it.
+ *
+ * REJECTED
+ *   - A lock around parking (as threading.Condition would have it): the goroutine is on a wait queue
+ *     while its coroutine still runs towards its suspension, and a waker must neither wait for that nor
+ *     resume it early. The state word decides, see below.
+ *   - Main pinned to M0 with M0 doing nothing else: every message to main would cost two thread switches.
+ *   - Handing a woken goroutine to the thread it last ran on: a coroutine has no affinity, its waker's
+ *     cache holds what it was sent.
+ *
+ * PARKING AND WAKING A GOROUTINE: one atomic word, no lock.
+ *   The goroutine puts its wait record on a queue while it is G_RUNNING, then suspends. From the moment
+ *   the record is on the queue, any thread may take it off and call goready():
+ *     G_WAITING   -> G_RUNNABLE: the waker queues it.
+ *     G_RUNNING   -> G_RUNNING|G_NOTIFIED: it has not suspended yet. The M that sees it suspend finds
+ *                    the mark when it tries G_RUNNING -> G_WAITING, and requeues it.
+ *     otherwise   it will run anyway, and looks for itself.
+ *   Every operation tolerates a wake-up that was not meant for it (see op.c), so nobody has to prove
+ *   that one cannot happen.
+ *
+ * PUBLISHING WORK AND GOING TO SLEEP: no wake-up is lost.
+ *   Submitter: put G on a queue; full fence; if there is an idle P and nobody spins, start an M.
+ *   Sleeper:   stop spinning (atomic decrement, full fence); look at all queues once more; sleep.
+ *   If the submitter saw a spinning M, that M's second look comes after the submission. If it saw
+ *   none, it starts one. An M that finds work while it spins starts another in its place (so all Ps get
+ *   busy as long as there is work), because submitters relied on it to go on looking.
+ *   The global queue is re-checked under sched.lock, under which the P is given up, by Ms that did not
+ *   spin too. */
+#include "runtime.h"
+
+#include <errno.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+Sched sched;
+Hooks hooks;
+_Atomic int64_t live_rest[LIVE_KINDS];
+_Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
+
+uint32_t m_random(M *m) /* xorshift32 */
+{
+    uint32_t x = m->rng;
+    x ^= x << 13;
+    x ^= x >> 17;
+    x ^= x << 5;
+    return m->rng = x;
+}
+
+/* ---- references to drop when nothing is held ---- */
+
+void drop_later(M *m, PyObject *op)
+{
+    if (m->ndrops == m->drops_cap) {
+        size_t cap = m->drops_cap > 0 ? m->drops_cap * 2 : 64;
+        PyObject **more = PyMem_RawRealloc(m->drops, cap * sizeof(PyObject *));
+        if (more == NULL) {
+            return; /* out of memory: keeping the object alive for ever is the safe mistake */
+        }
+        m->drops = more;
+        m->drops_cap = cap;
+    }
+    m->drops[m->ndrops++] = op;
+}
+
+void drop_now(M *m)
+{
+    while (m->ndrops > 0) { /* a destructor may add some */
+        Py_DECREF(m->drops[--m->ndrops]);
+    }
+}
+
+/* ---- Ps ---- */
+
+static void p_give(P *p, M *m)
+{
+    atomic_store_explicit(&p->owner, p_owner(m, P_USER), memory_order_release);
+}
+
+P *pidle_get(void)
+{
+    P *p = sched.idle_ps;
+    if (p != NULL) {
+        sched.idle_ps = p->idle_next;
+        atomic_fetch_sub(&sched.npidle, 1);
+    }
+    return p;
+}
+
+void pidle_put(P *p)
+{
+    if (atomic_load(&sched.stop_world)) { /* start_world puts it on the list */
+        atomic_store(&p->owner, P_STOPPED_IDLE);
+        return;
+    }
+    atomic_store_explicit(&p->owner, P_IDLE, memory_order_release);
+    p->idle_next = sched.idle_ps;
+    sched.idle_ps = p;
+    atomic_fetch_add(&sched.npidle, 1);
+}
+
+/* The quick way in failed: the P was taken, or the world stops. Attached; may detach for a while. */
+bool p_enter_slow(M *m)
+{
+    while (m->p != NULL) {
+        uint32_t epoch = atomic_load(&sched.world_epoch);
+        uint64_t owner = p_owner(m, P_USER);
+        if (atomic_compare_exchange_strong(&m->p->owner, &owner, p_owner(m, P_RUNNING))) {
+            return true;
+        }
+        if (owner != p_owner(m, P_STOPPED_U)) {
+            m->p = NULL;
+            break;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        world_wait(epoch);
+        Py_END_ALLOW_THREADS
+    }
+    return false;
+}
+
+/* The world stops and we are in the scheduler: give way until it goes on. */
+static void world_stop_here(M *m)
+{
+    P *p = m->p;
+    uint32_t epoch = atomic_load(&sched.world_epoch);
+    atomic_store(&p->owner, p_owner(m, P_STOPPED_R));
+    while (atomic_load(&p->owner) == p_owner(m, P_STOPPED_R)) {
+        Py_BEGIN_ALLOW_THREADS
+        world_wait(epoch);
+        Py_END_ALLOW_THREADS
+        epoch = atomic_load(&sched.world_epoch);
+    }
+    if (atomic_load(&p->owner) != p_owner(m, P_RUNNING)) {
+        m->p = NULL; /* gomaxprocs took it away */
+    }
+}
+
+/* ---- Ms ---- */
+
+static void *m_main(void *arg);
+
+static void idle_m_remove(M *m) /* sched.lock */
+{
+    if (m->idle_prev != NULL) {
+        m->idle_prev->idle_next = m->idle_next;
+    }
+    else {
+        sched.idle_ms = m->idle_next;
+    }
+    if (m->idle_next != NULL) {
+        m->idle_next->idle_prev = m->idle_prev;
+    }
+    m->on_idle_list = false;
+    sched.nmidle--;
+    if (sched.poller == m) {
+        sched.poller = NULL;
+        atomic_store(&sched.poll_until_ns, 0);
+    }
+}
+
+static void idle_m_add(M *m) /* sched.lock */
+{
+    m->idle_prev = NULL;
+    m->idle_next = sched.idle_ms;
+    if (sched.idle_ms != NULL) {
+        sched.idle_ms->idle_prev = m;
+    }
+    sched.idle_ms = m;
+    m->on_idle_list = true;
+    sched.nmidle++;
+}
+
+/* The one that slept least, but rather not the one that watches the timers. */
+static M *idle_m_get(void) /* sched.lock */
+{
+    M *m = sched.idle_ms;
+    if (m != NULL && m == sched.poller && m->idle_next != NULL) {
+        m = m->idle_next;
+    }
+    if (m != NULL) {
+        idle_m_remove(m);
+    }
+    return m;
+}
+
+M *m_new(void)
+{
+    M *m = PyMem_RawCalloc(1, sizeof(M));
+    if (m != NULL) {
+        m->id = ++sched.next_m_id; /* never used again: P.owner relies on it */
+        m->rng = (uint32_t)m->id * 2654435761u | 1;
+    }
+    return m;
+}
+
+bool m_init(M *m, PyThreadState *ts)
+{
+    m->ts = ts;
+    m->context = PyContext_New();
+    if (m->context == NULL || PyContext_Enter(m->context) < 0) {
+        return false;
+    }
+    tls_m = m;
+    PyObject *r = PyObject_CallNoArgs(hooks.attach_thread);
+    Py_XDECREF(r);
+    return r != NULL;
+}
+
+void m_fini(M *m)
+{
+    drop_now(m);
+    free_lists_clear(m);
+    if (m->context != NULL) {
+        PyContext_Exit(m->context);
+        Py_CLEAR(m->context);
+    }
+    tls_m = NULL;
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
+    }
+    PyMem_RawFree(m->drops);
+    m->drops = NULL;
+    m->ndrops = m->drops_cap = 0;
+}
+
+/* Give `p` (in nobody's hands, off the idle list) to an M that sleeps, or to a new one. A new M is
+ * counted as spinning if `spinning`, which the caller has added to sched.nmspinning. */
+static void start_m(P *p, bool spinning)
+{
+    lock(&sched.lock);
+    M *m = atomic_load(&sched.exiting) ? NULL : idle_m_get();
+    if (m != NULL) {
+        m->nextp = p;
+        m->spinning = spinning;
+        p_give(p, m);
+        unlock(&sched.lock);
+        note_wake(&m->note);
+        return;
+    }
+    if (!atomic_load(&sched.exiting)) {
+        int limit = atomic_load(&sched.max_threads);
+        m = sched.nm < limit ? m_new() : NULL;
+        if (m != NULL) {
+            m->nextp = p;
+            m->spinning = spinning;
+            p_give(p, m);
+            sched.nm++;
+            m->all_next = sched.allm;
+            sched.allm = m;
+            /* Under the lock, so that m->thread is set for whoever joins it. */
+            if (pthread_create(&m->thread, NULL, m_main, m) != 0) {
+                limit = sched.nm;
+                sched.allm = m->all_next;
+                sched.nm--;
+                PyMem_RawFree(m);
+                m = NULL;
+            }
+        }
+        if (m == NULL) { /* no place for an exception here: the next M in execute() reports it */
+            atomic_store(&sched.thread_limit_hit, limit);
+        }
+    }
+    if (m == NULL) {
+        if (spinning) {
+            atomic_fetch_sub(&sched.nmspinning, 1);
+        }
+        pidle_put(p);
+    }
+    unlock(&sched.lock);
+}
+
+/* Work has been published: see that an M looks for it. */
+void wakep(void)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* publish, fence, look: see the top of this file */
+    if (atomic_load_explicit(&sched.npidle, memory_order_relaxed) == 0) {
+        return;
+    }
+    if (!HAVE_GIL) {
+        int32_t none = 0;
+        if (atomic_load_explicit(&sched.nmspinning, memory_order_relaxed) != 0 ||
+            !atomic_compare_exchange_strong(&sched.nmspinning, &none, 1)) {
+            return;
+        }
+    }
+    lock(&sched.lock);
+    P *p = pidle_get();
+    unlock(&sched.lock);
+    if (p != NULL) {
+        start_m(p, !HAVE_GIL);
+        return;
+    }
+    if (!HAVE_GIL) {
+        /* All Ps are busy, but one may be on its way to idleness, having looked before we published. */
+        atomic_store(&sched.need_spinning, 1);
+        atomic_fetch_sub(&sched.nmspinning, 1);
+    }
+}
+
+void poller_look(int64_t when_ns)
+{
+    atomic_thread_fence(memory_order_seq_cst); /* the timer is published; pairs with stop_m */
+    int64_t until = atomic_load_explicit(&sched.poll_until_ns, memory_order_relaxed);
+    if (until == 0) {
+        wakep(); /* nobody watches the timers, and we may be busy for long */
+    }
+    else if (when_ns < until) {
+        lock(&sched.lock);
+        M *m = sched.poller;
+        if (m != NULL) {
+            idle_m_remove(m);
+            note_wake(&m->note); /* without a P: it looks again and sleeps again */
+        }
+        unlock(&sched.lock);
+    }
+}
+
+void wake_all_ms(void)
+{
+    while (sched.idle_ms != NULL) {
+        M *m = sched.idle_ms;
+        idle_m_remove(m);
+        note_wake(&m->note);
+    }
+}
+
+/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
+ * timer. Attached, without P. (The network poller will do its blocking wait here.) */
+static void stop_m(M *m)
+{
+    lock(&sched.lock);
+    G *main_g = m == sched.m0 ? atomic_exchange(&sched.m0_slot, NULL) : NULL;
+    if (main_g != NULL) {
+        globrunq_put(main_g); /* we have no P to run it: whoever finds it hands us his */
+    }
+    if (atomic_load(&sched.exiting) || (atomic_load(&sched.runq_size) > 0 && sched.idle_ps != NULL)) {
+        unlock(&sched.lock);
+        return;
+    }
+    idle_m_add(m);
+    note_clear(&m->note);
+    int64_t until = TIME_NEVER;
+    if (sched.poller == NULL && sched.idle_ps != NULL && (until = timers_next()) != TIME_NEVER) {
+        sched.poller = m;
+        atomic_store(&sched.poll_until_ns, until);
+    }
+    bool dead = sched.nmidle == sched.nm && sched.poller == NULL &&
+                atomic_load(&sched.runq_size) == 0;
+    unlock(&sched.lock);
+    if (until != TIME_NEVER) {
+        /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
+        atomic_thread_fence(memory_order_seq_cst);
+        until = timers_next();
+    }
+    else if (dead) {
+        until = check_dead();
+    }
+
+    NoteResult r;
+    Py_BEGIN_ALLOW_THREADS
+    r = note_sleep(&m->note, until);
+    Py_END_ALLOW_THREADS
+
+    if (r != NOTE_WOKEN) {
+        lock(&sched.lock);
+        bool ours = m->on_idle_list;
+        if (ours) {
+            idle_m_remove(m);
+        }
+        unlock(&sched.lock);
+        if (!ours) { /* somebody woke us at the same time: what he handed over is on its way */
+            Py_BEGIN_ALLOW_THREADS
+            while (note_sleep(&m->note, TIME_NEVER) != NOTE_WOKEN) {
+            }
+            Py_END_ALLOW_THREADS
+        }
+        if (r == NOTE_SIGNAL && m == sched.m0 && PyErr_CheckSignals() < 0) {
+            run_fail(compat_take_exception());
+        }
+    }
+    m->p = m->nextp;
+    m->nextp = NULL;
+    if (m->p != NULL) {
+        p_enter(m);
+    }
+}
+
+static void *m_main(void *arg)
+{
+    M *m = arg;
+    char name[16];
+    snprintf(name, sizeof name, "gofer-m%d", m->id);
+    prctl(PR_SET_NAME, name, 0, 0, 0);
+    PyGILState_STATE gil = PyGILState_Ensure();
+    m->p = m->nextp;
+    m->nextp = NULL;
+    if (!m_init(m, PyThreadState_Get())) {
+        run_fail(compat_take_exception());
+    }
+    p_enter(m);
+    schedule(m);
+    if (atomic_load(&sched.forked)) {
+        /* The child of os.fork() ran to the end of its goroutine: there is nothing to go back to. */
+        check_forked();
+        PyErr_WriteUnraisable(NULL);
+        _exit(1);
+    }
+    m_fini(m);
+    PyGILState_Release(gil);
+    lock(&sched.lock);
+    sched.nm--;
+    unlock(&sched.lock);
+    return NULL;
+}
+
+/* ---- making goroutines runnable ---- */
+
+static void ready_queue(M *m, G *g, bool next)
+{
+    if (m != NULL && m->p != NULL) {
+        runq_put(m->p, g, next);
+    }
+    else {
+        lock(&sched.lock);
+        globrunq_put(g);
+        unlock(&sched.lock);
+    }
+    wakep();
+}
+
+void start_g(G *g)
+{
+    M *m = tls_m;
+    bool have_p = m != NULL && p_enter(m);
+    atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
+    ready_queue(have_p ? m : NULL, g, true);
+    if (have_p) {
+        p_leave(m);
+    }
+}
+
+/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
+bool goready(M *m, G *g, bool next)
+{
+    uint32_t s = atomic_load(&g->state);
+    for (;;) {
+        uint32_t state = s & G_STATE, to;
+        if (state == G_WAITING && !(s & G_SCAN)) {
+            to = (s & ~(uint32_t)(G_STATE | G_NOTIFIED)) | G_RUNNABLE;
+        }
+        else if (state == G_RUNNING || state == G_WAITING) {
+            to = s | G_NOTIFIED;
+        }
+        else {
+            return false;
+        }
+        if (atomic_compare_exchange_weak(&g->state, &s, to)) {
+            if ((to & G_STATE) != G_RUNNABLE) {
+                return false;
+            }
+            ready_queue(m, g, next);
+            return true;
+        }
+    }
+}
+
+void ready_from_user(G *g, bool next)
+{
+    M *m = tls_m;
+    Py_INCREF(g);
+    bool have_p = m != NULL && p_enter(m);
+    bool taken = goready(have_p ? m : NULL, g, next);
+    if (have_p) {
+        p_leave(m);
+    }
+    if (!taken) {
+        Py_DECREF(g);
+    }
+}
+
+/* ---- running a goroutine ---- */
+
+/* coro.throw(exc), with the outcome told as PyIter_Send tells it. Eats exc. */
+static PySendResult throw_into(PyObject *coro, PyObject *exc, PyObject **result)
+{
+    *result = exc != NULL ? PyObject_CallMethod(coro, "throw", "O", exc) : NULL;
+    Py_XDECREF(exc);
+    if (*result != NULL) {
+        return PYGEN_NEXT;
+    }
+    if (!PyErr_ExceptionMatches(PyExc_StopIteration)) {
+        return PYGEN_ERROR;
+    }
+    PyObject *stop = compat_take_exception();
+    *result = PyObject_GetAttrString(stop, "value");
+    Py_DECREF(stop);
+    return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+}
+
+/* Resume the coroutine until it suspends in one of our operations, or ends. */
+static PySendResult resume(M *m, G *g, PyObject **result)
+{
+    PySendResult r;
+    m->parking = false;
+    if (unlikely(!g->started)) {
+        g->started = 1;
+        if (op_raise_if_cancelled(g)) { /* before it began: it never does */
+            return throw_into(g->coro, compat_take_exception(), result);
+        }
+    }
+    r = PyIter_Send(g->coro, Py_None, result);
+    while (unlikely(r == PYGEN_NEXT && !m->parking)) {
+        /* An awaitable of somebody else suspended, and nobody here will ever wake it. */
+        PyObject *exc = PyObject_CallOneArg(hooks.foreign_await, *result);
+        Py_DECREF(*result);
+        r = throw_into(g->coro, exc, result);
+    }
+    return r;
+}
+
+/* Most programs use no context variables, and a Context of its own would cost every goroutine 80 bytes.
+ * So one whose context is empty runs in the M's, which is empty too. If it has set a variable by the end
+ * of the slice, it keeps that Context, and the M takes a new one. */
+static PySendResult resume_in_context(M *m, G *g, PyObject **result)
+{
+    if (unlikely(g->context != NULL)) {
+        if (PyContext_Enter(g->context) < 0) {
+            return PYGEN_ERROR;
+        }
+        PySendResult r = resume(m, g, result);
+        PyContext_Exit(g->context);
+        return r;
+    }
+    PySendResult r = resume(m, g, result);
+    if (unlikely(PyObject_Size(m->context) > 0)) {
+        PyObject *exc = compat_take_exception();
+        PyObject *fresh = PyContext_New();
+        if (fresh != NULL) {
+            PyContext_Exit(m->context);
+            g->context = m->context;
+            m->context = fresh;
+            PyContext_Enter(fresh);
+        }
+        else {
+            PyErr_WriteUnraisable((PyObject *)g); /* no memory: its variables leak to the next */
+        }
+        if (exc != NULL) {
+            compat_raise(exc);
+        }
+    }
+    return r;
+}
+
+static GEnd classify(PyObject *exc)
+{
+    return PyErr_GivenExceptionMatches(exc, hooks.Cancelled) ? END_CANCELLED
+           : PyErr_GivenExceptionMatches(exc, hooks.GoExit)  ? END_GOEXIT
+                                                             : END_ERROR;
+}
+
+static void report_thread_limit(void)
+{
+    int limit = atomic_exchange(&sched.thread_limit_hit, 0);
+    if (limit > 0) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "program exceeds %d-thread limit: thread exhaustion (see set_max_threads)", limit);
+        run_fail(compat_take_exception());
+    }
+}
+
+/* The coroutine has suspended. The M owns `g` until the state word says otherwise. */
+static void park_or_requeue(M *m, G *g)
+{
+    uint32_t s = atomic_load(&g->state), to;
+    bool requeue;
+    do {
+        requeue = g->yielded || (s & G_NOTIFIED);
+        to = (s & G_CANCEL) | (requeue ? G_RUNNABLE : G_WAITING);
+    } while (!atomic_compare_exchange_weak(&g->state, &s, to));
+    if (!requeue) {
+        drop_later(m, (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
+    }
+    else if (g->yielded) {
+        lock(&sched.lock);
+        globrunq_put(g);
+        unlock(&sched.lock);
+        wakep();
+    }
+    else {
+        ready_queue(m, g, true);
+    }
+}
+
+/* Somebody looks at the frames of a runnable goroutine: let him finish (he may need the GIL). */
+static void give_way_to_scan(M *m, G *g)
+{
+    lock(&sched.lock);
+    globrunq_put(g);
+    unlock(&sched.lock);
+    p_leave(m);
+    Py_BEGIN_ALLOW_THREADS
+    usleep(50);
+    Py_END_ALLOW_THREADS
+    p_enter(m);
+}
+
+/* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
+static void execute(M *m, G *g, bool inherit)
+{
+    uint32_t s = atomic_load(&g->state);
+    do {
+        if (unlikely(s & G_SCAN)) {
+            give_way_to_scan(m, g);
+            return;
+        }
+    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_CANCEL) | G_RUNNING));
+    m->curg = g;
+    m->inherited = inherit;
+    if (!inherit) {
+        m->p->tick++;
+        m->p->slice_start_ns = coarse_nanotime();
+    }
+
+    p_leave(m);
+    if (m->ndrops > 0) {
+        drop_now(m);
+    }
+    if (unlikely(atomic_load_explicit(&sched.thread_limit_hit, memory_order_relaxed) > 0)) {
+        report_thread_limit();
+    }
+    PyObject *value = NULL;
+    GEnd end = END_NONE;
+    switch (resume_in_context(m, g, &value)) {
+    case PYGEN_NEXT:
+        Py_DECREF(value); /* None */
+        break;
+    case PYGEN_RETURN:
+        end = END_RESULT;
+        break;
+    default:
+        value = compat_take_exception();
+        end = classify(value);
+    }
+    m->curg = NULL;
+    if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return; /* schedule() leaves too */
+    }
+    if (end == END_NONE) {
+        p_enter(m);
+        park_or_requeue(m, g);
+        return;
+    }
+    Py_CLEAR(g->context);
+    if (g->claimed) {
+        g_unclaim(g);
+    }
+    bool is_main = g == sched.main_g;
+    p_enter(m);
+    g_finish(m, g, end, value);
+    drop_later(m, (PyObject *)g);
+    if (unlikely(is_main || atomic_load(&sched.counting))) {
+        if (m->p != NULL) {
+            p_leave(m);
+        }
+        drop_now(m);
+        if (is_main) {
+            main_ended(end);
+        }
+        else {
+            some_g_ended();
+        }
+        p_enter(m);
+    }
+}
+
+/* ---- finding work ---- */
+
+/* A goroutine readied by the one that just ran runs next and shares its slice. A pair that does so for
+ * ever is one slice: when that is over, the queue comes first. */
+static G *local_get(M *m, bool *inherit)
+{
+    P *p = m->p;
+    G *g = runq_get(p, inherit);
+    if (g != NULL && *inherit && coarse_nanotime() - p->slice_start_ns > SLICE_NS) {
+        runq_put(p, g, false);
+        g = runq_get(p, inherit);
+        *inherit = false;
+    }
+    return g;
+}
+
+/* Look at every other P, four times over, each time in another order. Goroutines that would run soon
+ * anyway (runnext) and timers come last. */
+static G *steal_work(M *m, int64_t *now_ns, bool *inherit)
+{
+    uint32_t n = (uint32_t)sched.procs;
+    *inherit = false;
+    for (int round = 0; round < STEAL_ROUNDS; round++) {
+        bool last = round == STEAL_ROUNDS - 1;
+        uint32_t at = m_random(m) % n;
+        uint32_t stride = sched.coprimes[m_random(m) % (uint32_t)sched.ncoprimes];
+        for (uint32_t i = 0; i < n; i++, at = (at + stride) % n) {
+            if (atomic_load_explicit(&sched.stop_world, memory_order_relaxed)) {
+                return NULL;
+            }
+            P *victim = sched.allp[at];
+            if (victim == m->p) {
+                continue;
+            }
+            if (last && timers_run(m, victim, now_ns) > 0) {
+                return runq_get(m->p, inherit);
+            }
+            G *g = runq_steal(m->p, victim, last);
+            if (g != NULL) {
+                return g;
+            }
+        }
+    }
+    return NULL;
+}
+
+static void stop_spinning(M *m)
+{
+    m->spinning = false;
+    atomic_fetch_sub(&sched.nmspinning, 1);
+}
+
+static void start_spinning(M *m)
+{
+    m->spinning = true;
+    atomic_fetch_add(&sched.nmspinning, 1);
+}
+
+/* Take an idle P, if there is one, and hold it in P_RUNNING. */
+static bool get_idle_p(M *m)
+{
+    lock(&sched.lock);
+    P *p = pidle_get();
+    if (p != NULL) {
+        p_give(p, m);
+    }
+    unlock(&sched.lock);
+    m->p = p;
+    return p != NULL && p_enter(m);
+}
+
+/* The second look after we stopped spinning: did somebody queue work and count on us? */
+static bool missed_work(void)
+{
+    for (int i = 0; i < sched.procs; i++) {
+        if (!runq_empty(sched.allp[i])) {
+            return true;
+        }
+    }
+    return atomic_load(&sched.runq_size) > 0;
+}
+
+/* The next goroutine to run: Go's findRunnable, step by step. Blocks until there is one; NULL when the
+ * runtime ends. On return the M holds a P in P_RUNNING; the reference is the caller's. */
+static G *find_runnable(M *m, bool *inherit)
+{
+    G *g;
+    for (;;) {
+        if (unlikely(atomic_load_explicit(&sched.exiting, memory_order_relaxed))) {
+            return NULL;
+        }
+        if (unlikely(m->p == NULL && !get_idle_p(m))) {
+            if (m->spinning) {
+                stop_spinning(m);
+            }
+            if (m->ndrops > 0) {
+                drop_now(m);
+            }
+            stop_m(m);
+            continue;
+        }
+        P *p = m->p;
+        if (unlikely(atomic_load_explicit(&sched.stop_world, memory_order_relaxed))) {
+            world_stop_here(m);
+            continue;
+        }
+        if (m == sched.m0 && atomic_load_explicit(&sched.m0_slot, memory_order_relaxed) != NULL &&
+            (g = atomic_exchange(&sched.m0_slot, NULL)) != NULL) {
+            *inherit = false;
+            return g;
+        }
+        int64_t now_ns = 0;
+        timers_run(m, p, &now_ns);
+
+        *inherit = false;
+        if (p->tick % GLOBAL_TICK == 0 &&
+            atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
+            lock(&sched.lock);
+            g = globrunq_get();
+            unlock(&sched.lock);
+            if (g != NULL) {
+                return g;
+            }
+        }
+        if ((g = local_get(m, inherit)) != NULL) {
+            return g;
+        }
+        if (atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
+            lock(&sched.lock);
+            g = globrunq_get_batch(p);
+            unlock(&sched.lock);
+            if (g != NULL) {
+                return g;
+            }
+        }
+        /* The network poller, without blocking, comes here. */
+        if (sched.procs > 1) {
+            int busy = sched.procs - atomic_load_explicit(&sched.npidle, memory_order_relaxed);
+            bool may_spin = HAVE_GIL || m->spinning || 2 * atomic_load(&sched.nmspinning) < busy;
+            if (may_spin) {
+                if (!HAVE_GIL && !m->spinning) {
+                    start_spinning(m);
+                }
+                if ((g = steal_work(m, &now_ns, inherit)) != NULL) {
+                    return g;
+                }
+            }
+        }
+        if (m->ndrops > 0) { /* we may sleep for long: let go of what we hold, then look again */
+            p_leave(m);
+            drop_now(m);
+            p_enter(m);
+            continue;
+        }
+
+        lock(&sched.lock);
+        if (atomic_load(&sched.stop_world) || atomic_load(&sched.exiting) ||
+            (m == sched.m0 && atomic_load(&sched.m0_slot) != NULL)) {
+            unlock(&sched.lock);
+            continue;
+        }
+        if (atomic_load(&sched.runq_size) > 0) {
+            g = globrunq_get_batch(p);
+            unlock(&sched.lock);
+            return g;
+        }
+        if (!HAVE_GIL && !m->spinning && atomic_exchange(&sched.need_spinning, 0) == 1) {
+            unlock(&sched.lock);
+            start_spinning(m);
+            continue;
+        }
+        m->p = NULL;
+        pidle_put(p);
+        unlock(&sched.lock);
+
+        bool counted_on = HAVE_GIL || m->spinning;
+        if (m->spinning) {
+            stop_spinning(m); /* before the second look: see the top of this file */
+        }
+        if (counted_on && missed_work() && get_idle_p(m)) {
+            if (!HAVE_GIL) {
+                start_spinning(m);
+            }
+            continue;
+        }
+        stop_m(m);
+    }
+}
+
+/* `g` is main, and this is not its thread. */
+static void give_to_m0(M *m, G *g)
+{
+    M *m0 = sched.m0;
+    lock(&sched.lock);
+    atomic_store(&sched.m0_slot, g);
+    bool idle = m0->on_idle_list;
+    if (idle) { /* it gets our P; we find another or sleep */
+        idle_m_remove(m0);
+        m0->nextp = m->p;
+        m0->spinning = false;
+        p_give(m->p, m0);
+        m->p = NULL;
+    }
+    unlock(&sched.lock);
+    if (idle) {
+        note_wake(&m0->note);
+    }
+    else {
+        sysmon_poke();
+    }
+}
+
+void schedule(M *m)
+{
+    for (;;) {
+        bool inherit;
+        G *g = find_runnable(m, &inherit);
+        if (g == NULL) {
+            break;
+        }
+        if (m->spinning) {
+            stop_spinning(m);
+            wakep(); /* submitters relied on us to look; somebody else must now */
+        }
+        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam)) {
+            give_to_m0(m, g);
+            continue;
+        }
+        execute(m, g, inherit);
+        if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+            return;
+        }
+    }
+    if (m->spinning) {
+        stop_spinning(m);
+    }
+    if (m->p != NULL) {
+        lock(&sched.lock);
+        pidle_put(m->p);
+        unlock(&sched.lock);
+        m->p = NULL;
+    }
+}

@@ -1,0 +1,589 @@
+/* run(): the life of the runtime, from the first M to the last.
+ *
+ * HOW IT ENDS, in steps. Each may happen on any M; all of them with no lock held and the P in P_USER.
+ *   1. The main goroutine ends (main_ended). If by goexit(), the others go on and step 2 waits for them.
+ *      Otherwise `draining` is set, so go() refuses, and every other goroutine is cancelled, once: its
+ *      finally blocks may still wait for things.
+ *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
+ *      allgs. So none slips through.
+ *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by a
+ *      goroutine made for that; then `exiting` is set under sched.lock, after which no M is started and
+ *      none goes to sleep, and all that sleep are woken.
+ *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
+ * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
+ *
+ * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
+ * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
+#include "runtime.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
+
+static int rescues;
+
+bool check_forked(void)
+{
+    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return false;
+    }
+    PyErr_SetString(PyExc_RuntimeError,
+                    "this process was forked inside a running gofer runtime, whose threads did not come "
+                    "along: start processes with spawn or subprocess instead");
+    return true;
+}
+
+static void in_forked_child(void)
+{
+    if (atomic_load(&sched.running)) {
+        atomic_store(&sched.forked, 1);
+    }
+}
+
+/* ---- failing ---- */
+
+void run_fail(PyObject *exc)
+{
+    PyObject *first = NULL;
+    if (!atomic_load(&sched.running) || atomic_load(&sched.forked)) {
+        compat_raise(exc);
+        PyErr_WriteUnraisable(NULL); /* no run() to raise it */
+        return;
+    }
+    if (!atomic_compare_exchange_strong(&sched.fatal, &first, exc)) {
+        if (first == exc) {
+            Py_DECREF(exc);
+            return;
+        }
+        /* Not the first: it shows up in the first one's traceback. */
+        Py_INCREF(first);
+        PyObject *end = first, *next;
+        while ((next = PyException_GetContext(end)) != NULL && next != exc) {
+            Py_DECREF(next); /* `end` keeps it */
+            end = next;
+        }
+        if (next == exc) {
+            Py_DECREF(next);
+            Py_DECREF(exc);
+        }
+        else {
+            PyException_SetContext(end, exc);
+        }
+        Py_DECREF(first);
+        return;
+    }
+    if (sched.main_g != NULL && !g_cancel(sched.main_g, NULL) && !atomic_load(&sched.draining)) {
+        main_ended(END_CANCELLED); /* it had left by goexit() */
+    }
+}
+
+/* ---- ending ---- */
+
+static void leave(void)
+{
+    lock(&sched.lock);
+    atomic_store(&sched.exiting, 1);
+    wake_all_ms();
+    unlock(&sched.lock);
+}
+
+static void cancel_all(void)
+{
+    Py_ssize_t n;
+    G **all = allgs_snapshot(&n);
+    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+        g_cancel(all[i], NULL);
+        Py_DECREF(all[i]);
+    }
+    PyMem_RawFree(all);
+}
+
+void main_ended(GEnd end)
+{
+    atomic_store(&sched.counting, 1);
+    if (end != END_GOEXIT || atomic_load(&sched.fatal) != NULL) {
+        atomic_store(&sched.draining, 1);
+        cancel_all();
+    }
+    some_g_ended();
+}
+
+void some_g_ended(void)
+{
+    if (!allgs_empty() || atomic_load(&sched.exiting)) {
+        return;
+    }
+    PyObject *coro = PyObject_CallNoArgs(hooks.last_goroutine);
+    if (coro != NULL && coro != Py_None) {
+        G *g = g_new(tls_m, coro, NULL, NULL);
+        if (g != NULL) {
+            start_g(g);
+            Py_DECREF(g);
+            return;
+        }
+    }
+    if (PyErr_Occurred()) {
+        run_fail(compat_take_exception());
+    }
+    Py_XDECREF(coro);
+    if (!atomic_load(&sched.draining)) {
+        PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
+        run_fail(compat_take_exception());
+    }
+    leave();
+}
+
+static bool all_asleep(void)
+{
+    lock(&sched.lock);
+    bool asleep = sched.nmidle == sched.nm && sched.poller == NULL &&
+                  atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
+    unlock(&sched.lock);
+    return asleep && !atomic_load(&sched.exiting);
+}
+
+/* Every goroutine sleeps and no timer will wake one. Only a thread that is none of ours could; if there is
+ * one, look again in a while. Called by the last M to go idle, which is already on the idle list. */
+int64_t check_dead(void)
+{
+    PyObject *count = PyObject_CallFunction(hooks.foreign_threads, "k", sched.m0->ident);
+    bool foreign = count != NULL && count != Py_False;
+    Py_XDECREF(count);
+    if (count == NULL) {
+        run_fail(compat_take_exception());
+        return TIME_NEVER;
+    }
+    if (foreign) {
+        return nanotime() + FOREIGN_LOOK_NS;
+    }
+    if (!all_asleep()) { /* what the hook ran (a destructor, say) woke somebody */
+        return TIME_NEVER;
+    }
+    if (atomic_load(&sched.draining)) {
+        if (rescues++ < RESCUES) {
+            cancel_all(); /* clean-up code that waits for something that will never come */
+        }
+        else {
+            PyErr_Format(PyExc_RuntimeError,
+                         "%zd goroutines did not end although they were cancelled %d times",
+                         allgs_count(), RESCUES + 1);
+            run_fail(compat_take_exception());
+            atomic_store(&sched.aborted, 1);
+            leave();
+        }
+        return TIME_NEVER;
+    }
+    Py_ssize_t n;
+    G **all = allgs_snapshot(&n);
+    PyObject *list = all != NULL ? PyList_New(n) : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+        if (list != NULL) {
+            PyList_SET_ITEM(list, i, (PyObject *)all[i]);
+        }
+        else {
+            Py_DECREF(all[i]);
+        }
+    }
+    PyMem_RawFree(all);
+    PyObject *text = list != NULL ? PyObject_CallOneArg(hooks.deadlock_text, list) : NULL;
+    Py_XDECREF(list);
+    if (text != NULL) {
+        PyErr_SetObject(hooks.Deadlock, text);
+        Py_DECREF(text);
+    }
+    run_fail(compat_take_exception());
+    return TIME_NEVER;
+}
+
+/* ---- what an aborted run leaves behind; no M but M0 is left ---- */
+
+static void close_g(G *g) /* eats the reference; its state is ours to set */
+{
+    PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
+    if (r == NULL) {
+        PyErr_WriteUnraisable(g->coro);
+    }
+    Py_XDECREF(r);
+    Py_CLEAR(g->context);
+    if (g->claimed) {
+        g_unclaim(g);
+    }
+    g_finish(tls_m, g, END_CANCELLED, PyObject_CallNoArgs(hooks.Cancelled));
+    Py_DECREF(g);
+}
+
+static void bury_the_rest(void)
+{
+    M *m = tls_m;
+    while (!allgs_empty()) {
+        for (int i = 0; i < sched.procs; i++) {
+            timers_discard(sched.allp[i]);
+            bool inherit;
+            for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL;) {
+                close_g(g);
+            }
+        }
+        G *g = atomic_exchange(&sched.m0_slot, NULL);
+        if (g != NULL) {
+            close_g(g);
+        }
+        lock(&sched.lock);
+        g = globrunq_get();
+        unlock(&sched.lock);
+        if (g != NULL) {
+            close_g(g);
+            continue;
+        }
+        Py_ssize_t n;
+        G **all = allgs_snapshot(&n);
+        for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+            uint32_t waiting = atomic_load(&all[i]->state);
+            if ((waiting & G_STATE) == G_WAITING) {
+                atomic_store(&all[i]->state, G_RUNNING);
+                close_g(all[i]);
+            }
+            else {
+                Py_DECREF(all[i]);
+            }
+        }
+        PyMem_RawFree(all);
+        drop_now(m);
+    }
+}
+
+/* ---- run ---- */
+
+/* Wait for the other Ms to end. False: one is still in user code after `patience_ns`. Detached. */
+static bool join_ms(int64_t patience_ns)
+{
+    int64_t until = patience_ns == TIME_NEVER ? TIME_NEVER : nanotime() + patience_ns;
+    sysmon_stop();
+    for (;;) {
+        lock(&sched.lock);
+        bool alone = sched.nm <= 1;
+        unlock(&sched.lock);
+        if (alone || patience_ns == TIME_NEVER) {
+            break;
+        }
+        if (nanotime() > until) {
+            return false;
+        }
+        usleep(1000);
+    }
+    while (sched.allm != NULL) { /* nobody adds to it any more */
+        M *m = sched.allm;
+        pthread_join(m->thread, NULL);
+        sched.allm = m->all_next;
+        PyMem_RawFree(m);
+    }
+    return true;
+}
+
+static void reset_sched(void)
+{
+    sched.nm = 1;
+    sched.nmidle = 0;
+    sched.idle_ms = NULL;
+    sched.poller = NULL;
+    atomic_store(&sched.poll_until_ns, 0);
+    atomic_store(&sched.nmspinning, 0);
+    atomic_store(&sched.need_spinning, 0);
+    atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.counting, 0);
+    atomic_store(&sched.draining, 0);
+    atomic_store(&sched.exiting, 0);
+    atomic_store(&sched.aborted, 0);
+    atomic_store(&sched.thread_limit_hit, 0);
+    rescues = 0;
+}
+
+/* An aborted run may have left a thread in user code that would not come back. */
+static bool begin(void)
+{
+    uint32_t none = 0;
+    if (atomic_compare_exchange_strong(&sched.running, &none, 1)) {
+        return true;
+    }
+    bool clean = false;
+    if (none == 2) {
+        Py_BEGIN_ALLOW_THREADS
+        clean = join_ms(0);
+        Py_END_ALLOW_THREADS
+        if (clean) {
+            atomic_store(&sched.running, 1);
+            return true;
+        }
+    }
+    PyErr_SetString(PyExc_RuntimeError,
+                    none == 2 ? "run() after an interrupted run, one of whose goroutines has not come back "
+                                "from a blocking call"
+                    : tls_m != NULL
+                        ? "run() inside a running runtime: start goroutines with go() instead"
+                        : "run() while a runtime runs in another thread: there is one in a process");
+    return false;
+}
+
+static PyObject *outcome(G *main_g)
+{
+    PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
+    if (fatal == NULL) {
+        return g_result(main_g);
+    }
+    /* What main raised besides (not the Cancelled we sent it) shall be seen too. */
+    PyObject *own = main_g->end == END_ERROR ? atomic_load(&main_g->value) : NULL;
+    PyObject *context = PyException_GetContext(fatal);
+    if (own != NULL && own != fatal && context == NULL) {
+        PyException_SetContext(fatal, Py_NewRef(own));
+    }
+    Py_XDECREF(context);
+    main_g->taken = 1;
+    compat_raise(fatal);
+    return NULL;
+}
+
+/* run(coro, procs, follow): `follow` affinity and quota from here on. */
+static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
+{
+    PyObject *coro;
+    int procs, follow;
+    if (!PyArg_ParseTuple(args, "Oip", &coro, &procs, &follow) || check_forked() || !begin()) {
+        return NULL;
+    }
+    M *m = m_new();
+    if (m == NULL) {
+        atomic_store(&sched.running, 0);
+        return PyErr_NoMemory();
+    }
+    reset_sched();
+    sched.m0 = m;
+    /* Before m_init enters an empty context: main starts with a copy of the caller's. */
+    PyFrameObject *frame = PyEval_GetFrame();
+    PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
+    G *g = g_new(NULL, Py_NewRef(coro), NULL, caller);
+    Py_XDECREF(caller);
+    m->ident = PyThread_get_thread_ident();
+    bool ready = g != NULL && m_init(m, PyThreadState_Get());
+    PyObject *result = NULL, *pending;
+    if (!ready) {
+        if (g != NULL) {
+            g_discard(g);
+        }
+        goto done;
+    }
+    sched.main_g = g;
+    atomic_store(&maxprocs_auto, follow && !HAVE_GIL);
+    procs_init(procs);
+    sysmon_start();
+    /* Not start_g(): there is no need for a second M before main has started anything. */
+    m->p = sched.allp[0];
+    lock(&sched.lock);
+    pidle_get();
+    unlock(&sched.lock);
+    atomic_store(&m->p->owner, p_owner(m, P_RUNNING));
+    atomic_store(&g->state, G_RUNNABLE);
+    runq_put(m->p, g, true);
+    schedule(m);
+
+    if (atomic_load(&sched.forked)) {
+        tls_m = NULL;
+        check_forked();
+        return NULL;
+    }
+    bool alone;
+    Py_BEGIN_ALLOW_THREADS
+    alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
+    Py_END_ALLOW_THREADS
+    if (alone && atomic_load(&sched.aborted)) {
+        bury_the_rest();
+    }
+    drop_now(m);
+    sched.main_g = NULL;
+    if (!alone || atomic_load(&g->state) != G_DEAD) {
+        PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
+        if (fatal != NULL) {
+            compat_raise(fatal);
+        }
+        else {
+            PyErr_SetNone(PyExc_KeyboardInterrupt);
+        }
+    }
+    else {
+        result = outcome(g);
+    }
+    if (!alone) {
+        m_fini(m); /* m itself stays: the Ms that are left know it */
+        atomic_store(&sched.running, 2);
+        return NULL; /* and so does main's reference */
+    }
+    pending = compat_take_exception();
+    Py_DECREF(g);
+    drop_now(m);
+    if (pending != NULL) {
+        compat_raise(pending);
+    }
+done:
+    pending = compat_take_exception();
+    m_fini(m);
+    PyMem_RawFree(m);
+    atomic_store(&sched.running, 0);
+    if (pending != NULL) {
+        compat_raise(pending);
+    }
+    return result;
+}
+
+/* abort(): leave at once, whatever is left. */
+static PyObject *core_abort(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    if (atomic_load(&sched.running) == 1) {
+        atomic_store(&sched.aborted, 1);
+        leave();
+    }
+    Py_RETURN_NONE;
+}
+
+/* gomaxprocs(n): while running; n has been checked. */
+static PyObject *core_gomaxprocs(PyObject *Py_UNUSED(mod), PyObject *arg)
+{
+    int n = (int)PyLong_AsLong(arg), before = sched.procs;
+    if (PyErr_Occurred() || check_forked()) {
+        return NULL;
+    }
+    if (n > 0) {
+        atomic_store(&maxprocs_auto, 0); /* whoever sets it wants it to stay */
+        Py_BEGIN_ALLOW_THREADS
+        before = procs_change(n);
+        Py_END_ALLOW_THREADS
+    }
+    return PyLong_FromLong(before);
+}
+
+static PyObject *core_set_max_threads(PyObject *Py_UNUSED(mod), PyObject *arg)
+{
+    int n = (int)PyLong_AsLong(arg);
+    if (PyErr_Occurred()) {
+        return NULL;
+    }
+    int before = atomic_exchange(&sched.max_threads, n);
+    lock(&sched.lock);
+    int nm = atomic_load(&sched.running) == 1 ? sched.nm : 0;
+    unlock(&sched.lock);
+    if (nm > n) {
+        atomic_store(&sched.thread_limit_hit, n);
+    }
+    return PyLong_FromLong(before);
+}
+
+static PyObject *core_current(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    return m != NULL && m->curg != NULL ? Py_NewRef((PyObject *)m->curg) : Py_NewRef(Py_None);
+}
+
+static PyObject *core_main_goroutine(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    G *g = sched.main_g;
+    return g != NULL ? Py_NewRef((PyObject *)g) : Py_NewRef(Py_None);
+}
+
+PyDoc_STRVAR(num_goroutine_doc,
+             "num_goroutine()\n--\n\nHow many goroutines are alive; 0 outside a run.\n\n"
+             ">>> num_goroutine()\n1");
+
+static PyObject *core_num_goroutine(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    return PyLong_FromSsize_t(atomic_load(&sched.running) == 1 ? allgs_count() : 0);
+}
+
+static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    return PyBool_FromLong(atomic_load(&sched.running) == 1);
+}
+
+/* go for the runtime's own needs: allowed while it stops. Eats nothing. */
+static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
+{
+    G *g = g_new(tls_m, Py_NewRef(coro), NULL, NULL);
+    if (g == NULL) {
+        return NULL;
+    }
+    start_g(g);
+    return (PyObject *)g;
+}
+
+static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    Py_ssize_t n;
+    G **all = allgs_snapshot(&n);
+    PyObject *list = all != NULL ? PyList_New(n) : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+        if (list != NULL) {
+            PyList_SET_ITEM(list, i, (PyObject *)all[i]);
+        }
+        else {
+            Py_DECREF(all[i]);
+        }
+    }
+    PyMem_RawFree(all);
+    return list;
+}
+
+static PyObject *core_proc_id(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    return PyLong_FromLong(m != NULL && m->p != NULL ? m->p->id : -1);
+}
+
+/* Live objects and queue lengths, for tests. */
+static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    int64_t n[LIVE_KINDS];
+    lock(&sched.lock);
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        n[i] = atomic_load(&live_rest[i]);
+        for (M *m = sched.allm; m != NULL; m = m->all_next) {
+            n[i] += atomic_load(&m->live[i]);
+        }
+        if (atomic_load(&sched.running) == 1) {
+            n[i] += atomic_load(&sched.m0->live[i]);
+        }
+    }
+    int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
+    unlock(&sched.lock);
+    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0;
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        ticks += p->tick;
+        steals += p->nsteal;
+        spills += p->nspill;
+        timers += p->ntimers;
+    }
+    return Py_BuildValue("{sLsLsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+                         (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
+                         (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
+                         (unsigned long long)spills, "threads", threads, "idle_threads", idle, "global_queue",
+                         (int)atomic_load(&sched.runq_size), "ring_size", (int)RING_SIZE);
+}
+
+PyMethodDef run_methods[] = {
+    {"run", core_run, METH_VARARGS, NULL},
+    {"abort", core_abort, METH_NOARGS, NULL},
+    {"gomaxprocs", core_gomaxprocs, METH_O, NULL},
+    {"set_max_threads", core_set_max_threads, METH_O, NULL},
+    {"current", core_current, METH_NOARGS, NULL},
+    {"num_goroutine", core_num_goroutine, METH_NOARGS, num_goroutine_doc},
+    {"main_goroutine", core_main_goroutine, METH_NOARGS, NULL},
+    {"running", core_running, METH_NOARGS, NULL},
+    {"go_late", core_go_late, METH_O, NULL},
+    {"goroutines", core_goroutines, METH_NOARGS, NULL},
+    {"proc_id", core_proc_id, METH_NOARGS, NULL},
+    {"counters", core_counters, METH_NOARGS, NULL},
+    {NULL},
+};
+
+void run_module_init(void)
+{
+    atomic_store(&sched.max_threads, DEFAULT_MAX_THREADS);
+    pthread_atfork(NULL, NULL, in_forked_child);
+}

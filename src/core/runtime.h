@@ -1,0 +1,448 @@
+/* G, M, P and Sched: read this first.
+ *
+ *   G   a goroutine: a Python coroutine and its state word        goroutine.c
+ *   M   an OS thread attached to Python, which runs Gs             proc.c
+ *   P   the right to run Python code, and local queues and timers  runq.c timer.c stw.c
+ *
+ * An M needs a P to run Gs. It looks for a runnable G (find_runnable), resumes its coroutine until it
+ * suspends (execute), and looks again. proc.c opens with the model and the park/wake protocol;
+ * docs/internals.md has the whole story. Names follow Go's runtime where the role is the same.
+ *
+ * Rules that hold everywhere:
+ *   1. No call into Python and no DECREF while a Lock is held or a P is in P_RUNNING: a destructor may
+ *      run anything. What must be dropped there goes to drop_later().
+ *   2. Nobody sleeps while attached to Python. Lock is for critical sections of some dozen instructions;
+ *      everything longer detaches first.
+ *   3. Wait queues are touched only by threads attached to Python, so the garbage collector (which runs
+ *      under the GIL, or with all attached threads stopped) always sees them whole.
+ */
+#ifndef GOFER_RUNTIME_H
+#define GOFER_RUNTIME_H
+
+#include "compat.h"
+#include <pthread.h>
+#include <stddef.h>
+#include <time.h>
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+#ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
+enum { RING_SIZE = 4, FREE_MAX = 4, ID_BLOCK = 4 };
+#else
+enum { RING_SIZE = 256, FREE_MAX = 128, ID_BLOCK = 16 };
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define USE_FREE_LISTS 0 /* a cached object would hide its use after free */
+#else
+#define USE_FREE_LISTS 1
+#endif
+
+enum {
+    GLOBAL_TICK = 61, /* every so many slices the global queue comes first */
+    STEAL_ROUNDS = 4,
+    ALLG_SHARDS = 64,
+    MAX_PROCS = 4096,
+    DEFAULT_MAX_THREADS = 10000,
+};
+#define SLICE_NS 10000000LL /* 10 ms */
+#define NS_PER_S 1000000000LL
+#define TIME_NEVER INT64_MAX
+
+typedef struct G G;
+typedef struct M M;
+typedef struct P P;
+typedef struct Timer Timer;
+
+/* ---- lock.c: the two things a thread can sleep on -------------------------------------------- */
+
+typedef struct { _Atomic uint32_t word; } Lock; /* 0 free, 1 held, 2 held and somebody sleeps */
+void lock_slow(Lock *l);
+void unlock_slow(Lock *l);
+
+static inline void lock(Lock *l)
+{
+    uint32_t free_ = 0;
+    if (unlikely(!atomic_compare_exchange_strong_explicit(&l->word, &free_, 1, memory_order_acquire,
+                                                          memory_order_relaxed))) {
+        lock_slow(l);
+    }
+}
+
+static inline void unlock(Lock *l)
+{
+    if (unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2)) {
+        unlock_slow(l);
+    }
+}
+
+/* One sleeper, one wake-up, remembered if it comes first. */
+typedef struct { _Atomic uint32_t word; } Note;
+typedef enum { NOTE_WOKEN, NOTE_TIMEOUT, NOTE_SIGNAL } NoteResult;
+void note_clear(Note *n);
+void note_wake(Note *n);
+NoteResult note_sleep(Note *n, int64_t until_ns); /* TIME_NEVER: no time-out. Call detached. */
+void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns); /* may return early */
+void word_wake_all(_Atomic uint32_t *word);
+
+static inline int64_t nanotime(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC, &ts);
+    return ts.tv_sec * NS_PER_S + ts.tv_nsec;
+}
+
+/* Good to a few ms and several times cheaper: for slices. */
+static inline int64_t coarse_nanotime(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &ts);
+    return ts.tv_sec * NS_PER_S + ts.tv_nsec;
+}
+
+static inline void cpu_pause(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* ---- G ---------------------------------------------------------------------------------------- */
+
+/* The state word: one of these (Go's numbers) ... */
+enum { G_IDLE = 0, G_RUNNABLE = 1, G_RUNNING = 2, G_WAITING = 4, G_DEAD = 6, G_STATE = 7 };
+/* ... and these marks. */
+enum {
+    G_NOTIFIED = 8, /* woken while it still ran (or was looked at): do not park it, requeue it */
+    G_CANCEL = 16,  /* cancelled; its next operation raises */
+    G_SCAN = 32,    /* somebody looks at its frames: do not run it */
+};
+
+typedef enum { WAIT_NONE, WAIT_SLEEP, WAIT_JOIN } WaitReason;
+
+/* How a dead G ended. */
+typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
+
+struct JoinOp;
+
+struct G {
+    PyObject_HEAD
+    _Atomic uint32_t state;
+    Lock lock;               /* waiters, and the step to G_DEAD */
+    uint64_t id, parent_id;
+    PyObject *coro;          /* owned until dealloc, so that a dead G still knows its name */
+    _Atomic(PyObject *) value; /* dead: result or exception. alive: reason of a pending cancel or NULL */
+    PyObject *name;          /* NULL: the coroutine's __qualname__ */
+    PyObject *context;       /* contextvars.Context, or NULL while it is empty (see execute) */
+    PyCodeObject *site_code; /* creation site: code and offset; the line is looked up when asked */
+    int32_t site_lasti;
+    _Atomic uint8_t wait_reason;
+    uint8_t end;
+    _Atomic uint8_t taken;   /* dead with an exception that somebody has seen */
+    uint8_t started : 1,     /* the coroutine has been resumed at least once */
+        yielded : 1,         /* suspended in gosched() */
+        claimed : 1,         /* the coroutine is in the table of claimed ones */
+        roam : 1;            /* main only: may run on another thread this time */
+    G *schedlink;            /* next in the global queue */
+    struct JoinOp *waiters;  /* circular, oldest first; each entry owned */
+    G *all_prev, *all_next;  /* in sched.allgs[id % ALLG_SHARDS] while alive; owns nothing */
+    PyObject *weakrefs;
+};
+
+extern PyTypeObject Goroutine_Type;
+
+/* ---- M ---------------------------------------------------------------------------------------- */
+
+typedef struct { /* memory of dead objects, chained through their first bytes after the head */
+    PyObject *head;
+    int count;
+} FreeList;
+
+enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_KINDS };
+enum { LIVE_G, LIVE_OP, LIVE_KINDS };
+
+struct M {
+    int id;
+    bool spinning;
+    bool is_poller;     /* sched.lock: parked with a time-out, on behalf of all timers */
+    bool on_idle_list;  /* sched.lock */
+    bool parking;       /* the running coroutine's innermost awaitable is ours and wants to suspend */
+    bool inherited;     /* curg got its slice from the G that readied it */
+    uint64_t id_next, id_end; /* block of goroutine ids */
+    bool exited;        /* sched.lock: thread done, to be joined */
+    uint32_t rng;
+    P *p;               /* written by this M only; see p_enter for what it is worth */
+    P *nextp;           /* sched.lock until the note is woken: handed over by start_m */
+    G *curg;            /* owned while set */
+    PyThreadState *ts;
+    unsigned long ident; /* m0: as threading knows it */
+    PyObject *context;  /* an empty Context, always entered on this thread */
+    Note note;
+    M *idle_prev, *idle_next; /* sched.lock */
+    M *all_next;
+    FreeList free[FREE_KINDS];
+    _Atomic int64_t live[LIVE_KINDS];
+    PyObject **drops;   /* references to drop when no lock is held and the P is in P_USER */
+    size_t ndrops, drops_cap;
+    pthread_t thread;
+};
+
+extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
+
+/* ---- P ---------------------------------------------------------------------------------------- */
+
+/* P.owner holds the M's id and one of these, so that one CAS by the M finds out whether the P is still
+ * its own, and one CAS by anybody else takes it.
+ *   P_USER     the M is in user code. Anybody may take the P.
+ *   P_RUNNING  the M is in the scheduler. Nobody may; it will not be long.
+ *   P_STOPPED  stop-the-world took it from user code (U) or its M gave it up (R), to be put back. */
+enum { P_IDLE, P_USER, P_RUNNING, P_STOPPED_U, P_STOPPED_R, P_STOPPED_IDLE, P_DEAD };
+
+typedef struct { int64_t when_ns; Timer *timer; } TimerEntry;
+
+struct P {
+    _Atomic uint64_t owner;
+    int id;
+    bool idle;                /* sched.lock: on the idle list */
+    uint32_t tick;            /* slices started */
+    int64_t slice_start_ns;
+    uint64_t nsteal, nspill;
+    P *idle_next;             /* sched.lock */
+
+    _Alignas(64) _Atomic uint32_t head; /* thieves and owner: CAS */
+    _Alignas(64) _Atomic uint32_t tail; /* owner only */
+    _Atomic(G *) runnext;               /* owner sets; others may only CAS it to NULL */
+    _Atomic(G *) ring[RING_SIZE];
+
+    _Alignas(64) Lock timers_lock;
+    TimerEntry *heap;         /* 4-ary */
+    size_t ntimers, heap_cap;
+    bool timers_closed;       /* P is dead: use allp[0] */
+    _Atomic int64_t next_timer_ns; /* of heap[0], TIME_NEVER if none: for a look without the lock */
+};
+
+static inline uint64_t p_owner(const M *m, int status) { return (uint64_t)m->id << 8 | (uint64_t)status; }
+
+/* ---- Sched ------------------------------------------------------------------------------------ */
+
+typedef struct { Lock lock; G *head; Py_ssize_t count; } AllgShard;
+
+typedef struct {
+    Lock lock;
+    G *runq_head, *runq_tail;     /* lock */
+    _Atomic int32_t runq_size;    /* lock to write */
+    P *idle_ps;                   /* lock; LIFO */
+    _Atomic int32_t npidle;       /* lock to write */
+    M *idle_ms;                   /* lock; LIFO */
+    int32_t nmidle, nm;           /* lock */
+    _Atomic int32_t nmspinning;
+    _Atomic uint32_t need_spinning;
+    M *poller;                    /* lock */
+    _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
+
+    _Atomic int32_t procs;        /* changes only with the world stopped */
+    uint32_t coprimes[MAX_PROCS]; /* strides that visit every P once; likewise */
+    int32_t ncoprimes;
+    P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
+    _Atomic uint32_t stop_world;
+    _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
+    Lock stw_lock;
+
+    M *m0;                        /* the thread that called run */
+    M *allm;                      /* lock; all but m0 */
+    _Atomic(G *) m0_slot;         /* the main goroutine, waiting for m0 to finish what it runs */
+    int32_t next_m_id;            /* lock */
+    _Atomic int32_t max_threads;
+
+    AllgShard allgs[ALLG_SHARDS];
+    _Atomic uint64_t next_id;
+    G *main_g;                    /* owned by run() */
+
+    _Atomic uint32_t running;     /* a run() is in progress */
+    _Atomic uint32_t counting;    /* main has ended: when the last goroutine does, so does run() */
+    _Atomic uint32_t draining;    /* ... and the others have been cancelled; no new ones */
+    _Atomic uint32_t exiting;     /* lock to write: Ms leave */
+    _Atomic uint32_t aborted;     /* exiting although goroutines are left */
+    _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
+    _Atomic uint32_t forked;      /* this is the child of a fork made inside a run */
+    _Atomic(PyObject *) fatal;    /* owned: the exception run() must raise */
+} Sched;
+
+extern Sched sched;
+
+/* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
+typedef struct {
+    PyObject *Cancelled, *Deadlock, *GoroutineLeakWarning, *GoExit;
+    PyObject *attach_thread;   /* () -> None: on each new M */
+    PyObject *is_coroutine;    /* (object) -> bool, for what is not exactly a coroutine */
+    PyObject *is_async;        /* (callable) -> bool, for what is not exactly a function */
+    PyObject *stack_of;        /* (coroutine) -> traceback.StackSummary */
+    PyObject *deadlock_text;   /* (goroutines) -> str */
+    PyObject *note_failure;    /* (exc, id, name, created_at): who failed, in its notes */
+    PyObject *warn_leak;       /* (id, name, wait reason, file, line) */
+    PyObject *foreign_threads; /* (ident of m0) -> int: Python threads that may still call in */
+    PyObject *foreign_await;   /* (yielded object) -> TypeError */
+    PyObject *last_goroutine;  /* () -> coroutine | None: what to run before run() ends */
+} Hooks;
+extern Hooks hooks;
+
+/* Live objects, checked by every test at its end. Each M counts for itself, so that counting costs one
+ * plain store; threads that are no M, and Ms that have ended, count in `live_rest`. */
+extern _Atomic int64_t live_rest[LIVE_KINDS];
+static inline void live_add(M *m, int kind, int n)
+{
+    if (likely(m != NULL)) {
+        atomic_store_explicit(&m->live[kind],
+                              atomic_load_explicit(&m->live[kind], memory_order_relaxed) + n,
+                              memory_order_relaxed);
+    }
+    else {
+        atomic_fetch_add_explicit(&live_rest[kind], n, memory_order_relaxed);
+    }
+}
+
+/* ---- proc.c ----------------------------------------------------------------------------------- */
+
+void schedule(M *m); /* run goroutines until the runtime ends */
+void start_g(G *g);  /* a new G; eats a reference */
+bool goready(M *m, G *g, bool next); /* eats the caller's reference if it returns true */
+void ready_from_user(G *g, bool next); /* for code that does not hold its P */
+void wakep(void);
+void poller_look(int64_t when_ns); /* a timer for then has been added */
+P *pidle_get(void);   /* sched.lock */
+void pidle_put(P *p); /* sched.lock */
+bool p_enter_slow(M *m);
+void drop_later(M *m, PyObject *op);
+void drop_now(M *m);
+M *m_new(void); /* NULL: no memory */
+bool m_init(M *m, PyThreadState *ts); /* attached */
+void m_fini(M *m);                    /* attached */
+void wake_all_ms(void); /* sched.lock */
+uint32_t m_random(M *m);
+
+/* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
+ * use the global queue. */
+static inline bool p_enter(M *m)
+{
+    if (likely(m->p != NULL)) {
+        uint64_t user = p_owner(m, P_USER);
+        if (likely(atomic_compare_exchange_strong_explicit(&m->p->owner, &user,
+                                                           p_owner(m, P_RUNNING),
+                                                           memory_order_acquire,
+                                                           memory_order_relaxed))) {
+            return true;
+        }
+    }
+    return p_enter_slow(m);
+}
+
+static inline void p_leave(M *m)
+{
+    atomic_store_explicit(&m->p->owner, p_owner(m, P_USER), memory_order_release);
+}
+
+/* ---- runq.c ----------------------------------------------------------------------------------- */
+
+void runq_put(P *p, G *g, bool next);
+G *runq_get(P *p, bool *inherit);
+G *runq_steal(P *p, P *victim, bool take_next);
+bool runq_empty(P *p);
+int runq_drain(P *p, G **head, G **tail); /* world stopped */
+void globrunq_put(G *g);                   /* sched.lock */
+void globrunq_put_list(G *head, G *tail, int n);      /* sched.lock */
+void globrunq_put_head(G *head, G *tail, int n);      /* sched.lock */
+G *globrunq_get(void);                     /* sched.lock */
+G *globrunq_get_batch(P *p);               /* sched.lock */
+
+/* ---- timer.c ---------------------------------------------------------------------------------- */
+
+struct Timer {
+    int64_t when_ns;
+    int64_t index;  /* in the heap; -1: not in one. Lock of the P below */
+    _Atomic(P *) p; /* whose heap; written under that P's timers_lock */
+};
+
+int timers_run(M *m, P *p, int64_t *now_ns);
+void timers_move(P *to, P *from); /* world stopped */
+int64_t timers_next(void);
+void timers_discard(P *p);
+extern PyTypeObject SleepOp_Type;
+PyObject *sleep_new(PyObject *module, PyObject *seconds);
+
+/* ---- op.c: what all operations share, gosched, and waiting for a goroutine --------------------- */
+
+/* One rule for every wait record: `g` belongs to whoever takes the record off its queue. A waker that
+ * does moves the reference to the run queue; the goroutine itself, cancelled, drops it. */
+typedef struct JoinOp {
+    PyObject_HEAD
+    G *g;                        /* the goroutine that waits */
+    G *target;                   /* owned */
+    _Atomic(struct JoinOp *) prev; /* in target->waiters (target->lock); or one of the marks in op.c */
+    struct JoinOp *next;
+} JoinOp;
+
+extern PyTypeObject JoinOp_Type, GoschedOp_Type;
+typedef struct {
+    PyObject_HEAD
+} GoschedOp;
+extern GoschedOp gosched_op;
+PyObject *join_new(PyObject *target);
+JoinOp *join_take_all(G *target);                    /* target->lock */
+void join_fire_all(M *m, JoinOp *first, bool next);
+
+enum { OP_NEW, OP_WAITING, OP_DONE };
+G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
+PySendResult op_suspend(M *m, G *g, WaitReason why, PyObject **result);
+PySendResult op_finish(PyObject *value, PyObject **result);
+bool op_raise_if_cancelled(G *g);
+PyObject *op_iternext(PyObject *self); /* for any type with am_send */
+const char *op_state_text(int used);
+
+static inline bool op_cancel_pending(G *g)
+{
+    return (atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) != 0;
+}
+
+/* ---- goroutine.c ------------------------------------------------------------------------------ */
+
+G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site); /* eats coro; 2 references */
+void g_discard(G *g); /* never started after all; eats both references */
+void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
+bool g_cancel(G *g, PyObject *reason); /* from user code */
+void g_unclaim(G *g);
+PyObject *g_result(G *g);
+PyObject *g_name(G *g);
+PyObject *g_created_at(G *g);
+G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+Py_ssize_t allgs_count(void);
+bool allgs_empty(void);
+PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+void *free_list_pop(M *m, int kind);
+bool free_list_push(M *m, int kind, PyObject *op);
+void free_lists_clear(M *m);
+
+/* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
+
+bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
+int64_t check_dead(void); /* nothing runs: is it for ever? Returns when to look again */
+void main_ended(GEnd end);    /* P in P_USER, as for all below */
+void some_g_ended(void);      /* while sched.counting */
+void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
+void run_module_init(void);
+extern PyMethodDef run_methods[];
+
+void procs_init(int n); /* before the first M */
+int procs_change(int n); /* detached, any thread; returns the former number */
+void world_wait(uint32_t epoch); /* detached */
+
+int maxprocs_default(void);
+extern _Atomic uint32_t maxprocs_auto; /* follow affinity and cgroup quota while running */
+extern PyMethodDef maxprocs_methods[];
+
+void sysmon_start(void);
+void sysmon_stop(void);
+void sysmon_poke(void); /* it has something to watch */
+
+#endif

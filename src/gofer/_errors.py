@@ -1,0 +1,64 @@
+"""The exceptions of gofer."""
+
+from typing import Any
+
+
+class Cancelled(BaseException):
+    """Raised out of an operation of a goroutine that has been cancelled.
+
+    It is no Exception, so `except Exception` lets it through; clean up in `finally`.
+
+    >>> g.cancel("too slow")
+    >>> # in the goroutine: Cancelled('too slow'), with .reason == 'too slow'
+    """
+
+    @property
+    def reason(self) -> Any:
+        """What was given to cancel(), or None."""
+        return self.args[0] if self.args else None
+
+
+class Deadlock(RuntimeError):
+    """Raised by run() when every goroutine is asleep and nothing can wake one.
+
+    >>> gofer.run(main)
+    gofer.Deadlock: all goroutines are asleep - deadlock!
+    """
+
+
+class GoroutineLeakWarning(RuntimeWarning):
+    """A goroutine waited for something that nothing can ever do any more.
+
+    It has been ended and its `finally` blocks have run.
+
+    >>> warnings.simplefilter("error", GoroutineLeakWarning)
+    """
+
+
+class ChannelClosed(Exception):
+    """The channel is closed.
+
+    >>> try:
+    ...     value = await ch.recv()
+    ... except ChannelClosed:
+    ...     return
+    """
+
+
+class WouldBlock(Exception):
+    """The operation cannot be done at once.
+
+    >>> try:
+    ...     value = ch.recv_nowait()
+    ... except WouldBlock:
+    ...     value = None
+    """
+
+
+class GoExit(BaseException):
+    """What goexit() raises, to unwind the goroutine."""
+
+
+for _cls in (Cancelled, Deadlock, GoroutineLeakWarning, ChannelClosed, WouldBlock):
+    _cls.__module__ = "gofer"  # where users import it from, and what tracebacks should say
+del _cls

@@ -1,0 +1,148 @@
+"""What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
+
+import functools
+import inspect
+import linecache
+import sys
+import threading
+import traceback
+import types
+import warnings
+from collections.abc import Coroutine
+from typing import Any
+
+from gofer import _asyncgen, _core
+from gofer._errors import Cancelled, Deadlock, GoExit, GoroutineLeakWarning
+
+__all__ = [
+    "Cancelled",
+    "Deadlock",
+    "GoExit",
+    "attach_thread",
+    "deadlock_text",
+    "foreign_await",
+    "foreign_threads",
+    "is_async",
+    "is_coroutine",
+    "last_goroutine",
+    "note_failure",
+    "stack_of",
+    "warn_leak",
+]
+
+# A deadlock of a million goroutines is told by its first ones.
+MAX_TOLD = 1000
+
+attach_thread = _asyncgen.install
+last_goroutine = _asyncgen.close_all
+
+
+def is_coroutine(obj: object) -> bool:
+    """Whether `obj`, no plain coroutine, can be run as one (Cython's can, for example)."""
+    if isinstance(obj, types.GeneratorType):
+        return bool(obj.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE)
+    return isinstance(obj, Coroutine)
+
+
+def is_async(fn: object) -> bool:
+    """Whether calling `fn`, no plain function, makes a coroutine."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if inspect.iscoroutinefunction(fn):
+        return True
+    return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+def stack_of(coro: Any) -> traceback.StackSummary:
+    """The frames of a coroutine and of all that it awaits, outermost first."""
+    frames: list[tuple[types.FrameType, int]] = []
+    own = coro is not None and getattr(coro, "cr_running", False)
+    if own:  # called from within: its frames are on this thread's stack
+        frame: types.FrameType | None = sys._getframe(1)
+        outermost = coro.cr_frame
+        while frame is not None:
+            frames.append((frame, frame.f_lineno))
+            if frame is outermost:
+                break
+            frame = frame.f_back
+        frames.reverse()
+    while not own and coro is not None:
+        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
+        frame = frame or getattr(coro, "ag_frame", None)
+        if frame is not None:
+            frames.append((frame, frame.f_lineno))
+        following = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
+        coro = following or getattr(coro, "ag_await", None)
+    return traceback.StackSummary.extract(iter(frames))
+
+
+def _headline(g: _core.Goroutine[Any]) -> str:
+    return f"goroutine {g.id} [{g.wait_reason or g.state}]:"
+
+
+def _describe(g: _core.Goroutine[Any]) -> str:
+    lines = [_headline(g)]
+    for frame in g.stack():
+        lines.append(f"{frame.name}()")
+        lines.append(f"\t{frame.filename}:{frame.lineno}")
+        if frame.line:
+            lines.append(f"\t\t{frame.line}")
+    if g.id != 1:
+        lines.append(f"created by goroutine {g.parent_id} as {g.name!r}\n\t{g.created_at}")
+    return "\n".join(lines)
+
+
+def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
+    """The message of a Deadlock."""
+    goroutines.sort(key=lambda g: g.id)
+    parts = ["all goroutines are asleep - deadlock!"]
+    parts += [_describe(g) for g in goroutines[:MAX_TOLD]]
+    if len(goroutines) > MAX_TOLD:
+        parts.append(f"... and {len(goroutines) - MAX_TOLD} more goroutines")
+    return "\n\n".join(parts)
+
+
+def note_failure(exc: BaseException, id: int, name: str, created_at: str) -> None:
+    """Say in the notes of `exc` whose it is."""
+    where = "?"
+    tb = exc.__traceback__
+    while tb is not None:
+        where = f"{tb.tb_frame.f_code.co_filename}:{tb.tb_lineno}"
+        tb = tb.tb_next
+    exc.add_note(
+        f"goroutine {id} ({name}), created at {created_at}, failed at {where}, "
+        "and nobody awaited it"
+    )
+
+
+def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
+    """Warn at the line that started it: that is where a reader has to look."""
+    filename, _, lineno = created_at.rpartition(":")
+    linecache.checkcache(filename)
+    warnings.warn_explicit(
+        f"goroutine {id} ({name}) leaked: it waits for ever [{wait_reason}]; "
+        f"created at {created_at}",
+        GoroutineLeakWarning,
+        filename,
+        int(lineno),
+    )
+
+
+def foreign_threads(main_ident: int) -> bool:
+    """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
+
+    Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and the
+    one that runs this.
+    """
+    return not sys._current_frames().keys() <= {main_ident, threading.get_ident()}
+
+
+def foreign_await(obj: object) -> TypeError:
+    """For a coroutine that awaits what is not ours."""
+    what = "a bare `yield`" if obj is None else repr(obj)
+    hint = "asyncio's awaitables need an asyncio loop, trio's a trio loop"
+    if obj is None:
+        hint = "asyncio.sleep(0) does that; await gofer.gosched() to let others run"
+    return TypeError(f"a goroutine cannot await {what}: await gofer operations only ({hint})")
+
+

@@ -1,0 +1,186 @@
+"""run(), and what is asked of the runtime as a whole."""
+
+import functools
+import os
+import signal
+import threading
+import types
+from collections.abc import Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from gofer import _asyncgen, _cgroup, _core, _hooks
+from gofer._errors import Cancelled, GoExit
+
+T = TypeVar("T")
+
+MAX_PROCS = 4096  # as in src/core/runtime.h
+MAX_THREADS = 2**31 - 1
+
+_core.configure(_hooks)
+_num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
+_wanted_procs = 0  # by gomaxprocs() outside a run
+
+
+@functools.cache
+def _find_quota() -> None:
+    _core.set_quota_files(*_cgroup.quota_files())
+
+
+def _environment_procs() -> int:
+    """GOMAXPROCS if it is a positive integer; anything else is ignored, as in Go. 0: not set."""
+    text = os.environ.get("GOMAXPROCS", "").strip()
+    return min(int(text), MAX_PROCS) if text.isascii() and text.isdigit() else 0
+
+
+def _default_procs() -> int:
+    _find_quota()
+    return _core.default_procs()
+
+
+def _check_int(n: object, what: str, least: int, most: int) -> int:
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"{what} must be an int, not {n!r}")
+    if not least <= n <= most:
+        raise ValueError(f"{what} must be between {least} and {most}, not {n}")
+    return n
+
+
+class _Interrupts:
+    """Ctrl-C while a runtime runs on the main thread.
+
+    The first cancels the main goroutine, so that clean-up runs; the second ends the run at once.
+    A handler that the user has set is left alone.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, signum: int, frame: types.FrameType | None) -> None:
+        self.count += 1
+        main = _core.main_goroutine()
+        if self.count == 1 and main is not None and main.cancel("KeyboardInterrupt"):
+            return
+        _core.abort()
+        raise KeyboardInterrupt
+
+    def __enter__(self) -> "_Interrupts":
+        self.installed = (
+            threading.current_thread() is threading.main_thread()
+            and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        )
+        if self.installed:
+            signal.signal(signal.SIGINT, self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.installed and signal.getsignal(signal.SIGINT) is self:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _as_coroutine(
+    main: Callable[..., Coroutine[Any, Any, T]] | Coroutine[Any, Any, T], args: tuple[Any, ...]
+) -> Coroutine[Any, Any, T]:
+    if isinstance(main, Coroutine):
+        if args:
+            raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
+        return main
+    if callable(main) and _hooks.is_async(main):
+        return main(*args)
+    raise TypeError(f"run() needs an async function or a coroutine object, not {main!r}")
+
+
+def run(
+    main: Callable[..., Coroutine[Any, Any, T]] | Coroutine[Any, Any, T],
+    *args: Any,
+    procs: int | None = None,
+) -> T:
+    """Run `main` as goroutine 1 on this thread, and return its result or raise its exception.
+
+    When it ends, every other goroutine is cancelled, its `finally` blocks run, and the threads of
+    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run.
+
+    >>> async def main(name):
+    ...     await gofer.sleep(0.1)
+    ...     return f"hello {name}"
+    >>> gofer.run(main, "gopher", procs=2)
+    'hello gopher'
+    """
+    if procs is not None:
+        _check_int(procs, "procs", 1, MAX_PROCS)
+    if _core.running():
+        _core.run(None, 0, False)  # raises, saying which of the two cases it is
+    chosen = procs or _wanted_procs or _environment_procs()
+    coro = _as_coroutine(main, args)
+    interrupts = _Interrupts()
+    try:
+        with interrupts, _asyncgen.hooks_restored():
+            return _core.run(coro, chosen or _default_procs(), not chosen)
+    except Cancelled as exc:
+        if interrupts.count and exc.reason == "KeyboardInterrupt":
+            raise KeyboardInterrupt from None
+        raise
+
+
+def current() -> _core.Goroutine[Any]:
+    """The goroutine that calls this.
+
+    >>> gofer.current().id
+    1
+    """
+    g = _core.current()
+    if g is None:
+        raise RuntimeError("current() outside a goroutine: start one with gofer.run()")
+    return g
+
+
+def goexit() -> NoReturn:
+    """End the goroutine that calls this, running its `finally` blocks.
+
+    Others go on. If main does it, they run to their end, and then run() raises Deadlock, as no
+    goroutine is left that could end the program.
+
+    >>> gofer.goexit()
+    """
+    current()
+    raise GoExit
+
+
+def num_cpu() -> int:
+    """The CPUs this process was allowed to use when it started.
+
+    >>> gofer.num_cpu()
+    8
+    """
+    return _num_cpu
+
+
+def gomaxprocs(n: int = 0) -> int:
+    """Set how many goroutines may run Python code at once; return what it was before.
+
+    0 only asks. Inside a run it takes effect at once, for that run; outside, for the runs to come.
+    The default is the environment's GOMAXPROCS, else the CPUs allowed by affinity and cgroup quota,
+    followed while running; 1 with the GIL.
+
+    >>> gofer.gomaxprocs(4)
+    1
+    >>> gofer.gomaxprocs()
+    4
+    """
+    global _wanted_procs
+    _check_int(n, "gomaxprocs", 0, MAX_PROCS)
+    if _core.running():
+        return _core.gomaxprocs(n)
+    before = _wanted_procs or _environment_procs() or _default_procs()
+    _wanted_procs = n or _wanted_procs
+    return before
+
+
+def set_max_threads(n: int) -> int:
+    """Limit the threads of the runtime; return the former limit. The default is 10000.
+
+    A program that needs more ends: run() raises RuntimeError.
+
+    >>> gofer.set_max_threads(100)
+    10000
+    """
+    return _core.set_max_threads(_check_int(n, "the limit", 1, MAX_THREADS))

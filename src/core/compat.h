@@ -59,24 +59,27 @@ static inline PyObject *compat_current_context(PyThreadState *ts)
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
- * When the other thread drops the last one, the object goes through a locked queue back to its
- * creator. Goroutines, their coroutines and wait records are made to change threads, so they start
- * with the two counts already merged (the state CPython itself leaves such an object in): every
- * thread then counts atomically, and whoever drops the last reference frees the object on the spot.
- *
- * Call only while the calling thread holds all `refs` references and no other thread can see it. */
-static inline void compat_share(PyObject *op, Py_ssize_t refs)
+ * When another thread drops the last one, the object goes through a locked queue back to its creator.
+ * Goroutines and what they carry are made to change threads, so we merge the two counts of such an
+ * object (which its creator may do at any time; CPython does it in _Py_ExplicitMergeRefcount): from then
+ * on every thread counts atomically, and whoever drops the last reference frees it on the spot. */
+static inline void compat_share(PyObject *op)
 {
 #ifdef Py_GIL_DISABLED
-    if (op->ob_tid == _Py_ThreadId() && op->ob_ref_local == (uint32_t)refs &&
-        op->ob_ref_shared == 0) {
-        op->ob_ref_local = 0;
-        op->ob_ref_shared = _Py_REF_SHARED(refs, _Py_REF_MERGED);
-        op->ob_tid = 0;
+    if (op->ob_tid != _Py_ThreadId() || _Py_IsImmortal(op)) {
+        return;
     }
+    Py_ssize_t local = op->ob_ref_local;
+    Py_ssize_t shared = __atomic_load_n(&op->ob_ref_shared, __ATOMIC_RELAXED), merged;
+    __atomic_store_n(&op->ob_ref_local, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_tid, 0, __ATOMIC_RELAXED);
+    do {
+        Py_ssize_t others = shared >> _Py_REF_SHARED_SHIFT; /* may be negative */
+        merged = _Py_REF_SHARED(local + others, _Py_REF_MERGED);
+    } while (!__atomic_compare_exchange_n(&op->ob_ref_shared, &shared, merged, 0, __ATOMIC_SEQ_CST,
+                                          __ATOMIC_RELAXED));
 #else
     (void)op;
-    (void)refs;
 #endif
 }
 

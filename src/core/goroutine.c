@@ -10,11 +10,6 @@
 static const char *const wait_reasons[] = {
     [WAIT_NONE] = "", [WAIT_SLEEP] = "sleep", [WAIT_JOIN] = "goroutine wait"};
 
-static uint32_t g_state(G *g)
-{
-    return atomic_load_explicit(&g->state, memory_order_acquire) & G_STATE;
-}
-
 /* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
 
 static PyObject **free_link(PyObject *op)
@@ -68,7 +63,7 @@ static AllgShard *g_shard(G *g)
 static void allgs_add(G *g)
 {
     AllgShard *s = g_shard(g);
-    lock(&s->lock);
+    spin_lock(&s->lock);
     g->all_prev = NULL;
     g->all_next = s->head;
     if (s->head != NULL) {
@@ -76,13 +71,13 @@ static void allgs_add(G *g)
     }
     s->head = g;
     s->count++;
-    unlock(&s->lock);
+    spin_unlock(&s->lock);
 }
 
 static void allgs_remove(G *g)
 {
     AllgShard *s = g_shard(g);
-    lock(&s->lock);
+    spin_lock(&s->lock);
     if (g->all_prev != NULL) {
         g->all_prev->all_next = g->all_next;
     }
@@ -93,16 +88,16 @@ static void allgs_remove(G *g)
         g->all_next->all_prev = g->all_prev;
     }
     s->count--;
-    unlock(&s->lock);
+    spin_unlock(&s->lock);
 }
 
 Py_ssize_t allgs_count(void)
 {
     Py_ssize_t n = 0;
     for (int i = 0; i < ALLG_SHARDS; i++) {
-        lock(&sched.allgs[i].lock);
+        spin_lock(&sched.allgs[i].lock);
         n += sched.allgs[i].count;
-        unlock(&sched.allgs[i].lock);
+        spin_unlock(&sched.allgs[i].lock);
     }
     return n;
 }
@@ -110,9 +105,9 @@ Py_ssize_t allgs_count(void)
 bool allgs_empty(void)
 {
     for (int i = 0; i < ALLG_SHARDS; i++) {
-        lock(&sched.allgs[i].lock);
+        spin_lock(&sched.allgs[i].lock);
         Py_ssize_t n = sched.allgs[i].count;
-        unlock(&sched.allgs[i].lock);
+        spin_unlock(&sched.allgs[i].lock);
         if (n > 0) {
             return false;
         }
@@ -127,9 +122,9 @@ G **allgs_snapshot(Py_ssize_t *n)
     *n = 0;
     for (int i = 0; i < ALLG_SHARDS && all != NULL; i++) {
         AllgShard *s = &sched.allgs[i];
-        lock(&s->lock);
+        spin_lock(&s->lock);
         while (cap < (size_t)(*n + s->count)) { /* grow without the lock, look again */
-            unlock(&s->lock);
+            spin_unlock(&s->lock);
             cap *= 2;
             G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
             if (more == NULL) {
@@ -137,14 +132,14 @@ G **allgs_snapshot(Py_ssize_t *n)
                 return NULL;
             }
             all = more;
-            lock(&s->lock);
+            spin_lock(&s->lock);
         }
         for (G *g = s->head; g != NULL; g = g->all_next) {
             if (compat_try_incref((PyObject *)g)) { /* else: a leaked one being deallocated */
                 all[(*n)++] = g;
             }
         }
-        unlock(&s->lock);
+        spin_unlock(&s->lock);
     }
     return all;
 }
@@ -228,7 +223,6 @@ G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site)
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
     g->id = next_id(m);
     g->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
-    compat_share(coro, 1);
     g->coro = coro;
     g->name = Py_XNewRef(name);
     g->context = context;
@@ -237,7 +231,7 @@ G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site)
         g->site_lasti = PyFrame_GetLasti(site);
     }
     Py_INCREF(g); /* one reference for the caller, one for the run queue */
-    compat_share((PyObject *)g, 2);
+    compat_share((PyObject *)g);
     PyObject_GC_Track(g);
     allgs_add(g);
     return g;
@@ -394,6 +388,13 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
             }
             Py_CLEAR(coro);
         }
+        else if (coro != NULL) {
+            compat_share(coro);
+            /* Another M may run it, and let go of its arguments there. */
+            for (Py_ssize_t i = 1; !HAVE_GIL && sched.procs > 1 && i < nargs + nkw; i++) {
+                compat_share(args[i]);
+            }
+        }
     }
 done:
     if (rest != kwnames) {
@@ -429,13 +430,13 @@ done:
 
 void g_finish(M *m, G *g, GEnd end, PyObject *value)
 {
-    lock(&g->lock);
+    g_lock(g);
+    PyObject *reason = g->value;
     g->end = (uint8_t)end;
-    PyObject *reason = atomic_exchange_explicit(&g->value, value, memory_order_relaxed);
-    /* release: whoever sees G_DEAD may read value and end without the lock */
-    atomic_exchange_explicit(&g->state, G_DEAD, memory_order_acq_rel);
+    g->value = value;
     JoinOp *waiters = join_take_all(g);
-    unlock(&g->lock);
+    /* Unlocks too. A mark that somebody leaves meanwhile may be lost: it is dead. */
+    atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
@@ -447,10 +448,9 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
 
 PyObject *g_result(G *g)
 {
-    PyObject *value = atomic_load_explicit(&g->value, memory_order_acquire);
     switch (g->end) {
     case END_RESULT:
-        return Py_NewRef(value);
+        return Py_NewRef(g->value);
     case END_GOEXIT:
         Py_RETURN_NONE;
     case END_LEAKED:
@@ -458,7 +458,7 @@ PyObject *g_result(G *g)
         return NULL;
     default:
         atomic_store_explicit(&g->taken, 1, memory_order_relaxed);
-        compat_raise(Py_NewRef(value));
+        compat_raise(Py_NewRef(g->value));
         return NULL;
     }
 }
@@ -466,22 +466,18 @@ PyObject *g_result(G *g)
 /* True: it will see Cancelled. False: it is dead. */
 bool g_cancel(G *g, PyObject *reason)
 {
+    g_lock(g);
     if (g_state(g) == G_DEAD) {
+        g_unlock(g);
         return false;
     }
-    if (reason != NULL && reason != Py_None) {
-        PyObject *none = NULL;
-        Py_INCREF(reason);
-        if (!atomic_compare_exchange_strong(&g->value, &none, reason)) {
-            Py_DECREF(reason); /* the first cancellation that is pending wins; ours is not the last */
-        }
+    if (reason != NULL && reason != Py_None && g->value == NULL) { /* the first one pending wins */
+        g->value = Py_NewRef(reason);
     }
     /* The mark first, then the wake-up: both change the same word, so whatever state we find it in,
      * the goroutine looks at the mark after it leaves that state. */
-    uint32_t old = atomic_fetch_or(&g->state, G_CANCEL);
-    if ((old & G_STATE) == G_DEAD) {
-        return false;
-    }
+    atomic_fetch_or(&g->state, G_CANCEL);
+    g_unlock(g);
     ready_from_user(g, true);
     return true;
 }
@@ -523,7 +519,7 @@ static int g_traverse(PyObject *self, visitproc visit, void *arg)
 {
     G *g = (G *)self;
     Py_VISIT(g->coro);
-    Py_VISIT(atomic_load_explicit(&g->value, memory_order_relaxed));
+    Py_VISIT(g->value);
     Py_VISIT(g->context);
     JoinOp *op = g->waiters;
     if (op != NULL) {
@@ -540,9 +536,9 @@ static int g_clear(PyObject *self)
     G *g = (G *)self;
     JoinOp *op = NULL;
     if (g->waiters != NULL) {
-        lock(&g->lock);
+        g_lock(g);
         op = join_take_all(g);
-        unlock(&g->lock);
+        g_unlock(g);
     }
     while (op != NULL) {
         JoinOp *next = op->next;
@@ -551,8 +547,7 @@ static int g_clear(PyObject *self)
         Py_DECREF(op);
         op = next;
     }
-    PyObject *value = atomic_exchange(&g->value, NULL);
-    Py_XDECREF(value);
+    Py_CLEAR(g->value);
     Py_CLEAR(g->context);
     Py_CLEAR(g->coro);
     return 0;
@@ -594,7 +589,8 @@ static void g_leaked(G *g)
 /* Dropped with an exception that nobody has looked at: run() shall raise it. */
 static void g_untaken(G *g)
 {
-    PyObject *exc = atomic_exchange(&g->value, NULL);
+    PyObject *exc = g->value;
+    g->value = NULL;
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);
     if (name != NULL && site != NULL) {
@@ -779,7 +775,7 @@ static PyObject *g_exception(PyObject *self, PyObject *Py_UNUSED(a))
         Py_RETURN_NONE;
     }
     atomic_store_explicit(&g->taken, 1, memory_order_relaxed);
-    return Py_NewRef(atomic_load_explicit(&g->value, memory_order_acquire));
+    return Py_NewRef(g->value);
 }
 
 static PyObject *g_cancelled(PyObject *self, PyObject *Py_UNUSED(a))

@@ -7,6 +7,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -14,6 +15,16 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
 {
     return syscall(SYS_futex, word, op | FUTEX_PRIVATE_FLAG, value, timeout, NULL,
                    FUTEX_BITSET_MATCH_ANY);
+}
+
+void spin_wait(int *tries)
+{
+    if (++*tries < 100) {
+        cpu_pause();
+    }
+    else {
+        sched_yield(); /* the holder was preempted */
+    }
 }
 
 void lock_slow(Lock *l)

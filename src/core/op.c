@@ -49,8 +49,11 @@ bool op_raise_if_cancelled(G *g)
     if (likely(!op_cancel_pending(g))) {
         return false;
     }
+    g_lock(g);
+    PyObject *reason = g->value;
+    g->value = NULL;
     atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL);
-    PyObject *reason = atomic_exchange(&g->value, NULL);
+    g_unlock(g);
     if (reason != NULL) {
         PyErr_SetObject(hooks.Cancelled, reason);
         Py_DECREF(reason);
@@ -61,25 +64,54 @@ bool op_raise_if_cancelled(G *g)
     return true;
 }
 
-/* The interpreter calls this instead of am_send while a trace function is set. */
+/* From 3.12 on the interpreter calls this, not am_send (3.11 does while a trace function is set), and
+ * wants a result other than None as a StopIteration. It takes the value out and drops the exception,
+ * so each M uses one over again instead of paying for a new one with every result. */
 PyObject *op_iternext(PyObject *self)
 {
+    M *m = tls_m;
     PyObject *value;
-    switch (Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value)) {
-    case PYGEN_NEXT:
+    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
+    if (r == PYGEN_NEXT) {
         return value;
-    case PYGEN_RETURN: {
-        /* StopIteration(value) by call: a tuple or an exception as value must stay one argument */
-        PyObject *stop = PyObject_CallOneArg(PyExc_StopIteration, value);
-        Py_DECREF(value);
-        if (stop != NULL) {
-            PyErr_SetObject(PyExc_StopIteration, stop);
-            Py_DECREF(stop);
-        }
+    }
+    if (r == PYGEN_ERROR) {
         return NULL;
     }
-    default:
-        return NULL;
+    if (value == Py_None) {
+        Py_DECREF(value);
+        return NULL; /* without an exception: None */
+    }
+    PyObject *stop = NULL;
+    if (m != NULL && m->stop != NULL && Py_REFCNT(m->stop) == 1) {
+        stop = Py_NewRef(m->stop);
+        PyObject *old = ((PyStopIterationObject *)stop)->value;
+        ((PyStopIterationObject *)stop)->value = value;
+        Py_XDECREF(old);
+    }
+    else {
+        /* by call: a tuple or an exception as value must stay one argument */
+        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
+        Py_DECREF(value);
+        if (m != NULL && stop != NULL) {
+            Py_XSETREF(m->stop, Py_NewRef(stop));
+        }
+    }
+    if (stop != NULL) {
+        compat_raise(stop);
+    }
+    return NULL;
+}
+
+/* The slice is over: what its last await returned shall not live on in m->stop. */
+void op_drop_stop_value(M *m)
+{
+    PyObject *stop = m->stop;
+    if (stop != NULL && Py_REFCNT(stop) == 1) {
+        Py_CLEAR(((PyStopIterationObject *)stop)->value);
+    }
+    else {
+        Py_CLEAR(m->stop);
     }
 }
 
@@ -155,7 +187,6 @@ PyObject *join_new(PyObject *target)
         return NULL;
     }
     live_add(m, LIVE_OP, 1);
-    compat_share((PyObject *)op, 1);
     op->g = NULL;
     op->target = (G *)Py_NewRef(target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
@@ -174,7 +205,7 @@ static void join_set_prev(JoinOp *op, JoinOp *prev)
     atomic_store_explicit(&op->prev, prev, memory_order_relaxed);
 }
 
-/* target->lock. The list owns a reference to `op`. */
+/* g_lock. The list owns a reference to `op`. */
 static void join_link(G *target, JoinOp *op)
 {
     JoinOp *first = target->waiters;
@@ -192,7 +223,7 @@ static void join_link(G *target, JoinOp *op)
     }
 }
 
-/* target->lock. The list's references to `op` and its `g` are the caller's now. */
+/* g_lock. The list's references to `op` and its `g` are the caller's now. */
 static void join_unlink(G *target, JoinOp *op, JoinOp *mark)
 {
     if (op->next == op) {
@@ -273,30 +304,35 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
                          (unsigned long long)g->id);
             return PYGEN_ERROR;
         }
-        Py_INCREF(op); /* the list's; taken before the lock, dropped again if not needed */
-        lock(&target->lock);
-        bool dead = (atomic_load_explicit(&target->state, memory_order_acquire) & G_STATE) == G_DEAD;
+        if (g_state(target) == G_DEAD) {
+            return join_result(op, result);
+        }
+        compat_share((PyObject *)op); /* others will see it from here on */
+        Py_INCREF(op);                /* the list's; dropped again if not needed */
+        op->g = (G *)Py_NewRef(g);
+        g_lock(target);
+        bool dead = g_state(target) == G_DEAD;
         if (!dead) {
-            op->g = (G *)Py_NewRef(g);
             join_link(target, op);
         }
-        unlock(&target->lock);
+        g_unlock(target);
         if (!dead) {
             return op_suspend(m, g, WAIT_JOIN, result);
         }
+        Py_CLEAR(op->g);
         Py_DECREF(op);
         return join_result(op, result);
     }
     if (!op_cancel_pending(g)) {
         return op_suspend(m, g, WAIT_JOIN, result); /* a wake-up meant for an earlier wait */
     }
-    lock(&target->lock);
+    g_lock(target);
     prev = join_prev(op);
     bool ours = prev != JOIN_FIRED && op->g == g;
     if (ours) {
         join_unlink(target, op, JOIN_DONE);
     }
-    unlock(&target->lock);
+    g_unlock(target);
     if (!ours) {
         if (prev == JOIN_FIRED) {
             return join_result(op, result); /* the cancellation waits for the next operation */

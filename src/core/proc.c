@@ -224,6 +224,7 @@ void m_fini(M *m)
 {
     drop_now(m);
     free_lists_clear(m);
+    Py_CLEAR(m->stop);
     if (m->context != NULL) {
         PyContext_Exit(m->context);
         Py_CLEAR(m->context);
@@ -589,7 +590,7 @@ static void park_or_requeue(M *m, G *g)
     bool requeue;
     do {
         requeue = g->yielded || (s & G_NOTIFIED);
-        to = (s & G_CANCEL) | (requeue ? G_RUNNABLE : G_WAITING);
+        to = (s & (G_CANCEL | G_LOCK)) | (requeue ? G_RUNNABLE : G_WAITING);
     } while (!atomic_compare_exchange_weak(&g->state, &s, to));
     if (!requeue) {
         drop_later(m, (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
@@ -627,12 +628,12 @@ static void execute(M *m, G *g, bool inherit)
             give_way_to_scan(m, g);
             return;
         }
-    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_CANCEL) | G_RUNNING));
+    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING));
     m->curg = g;
     m->inherited = inherit;
     if (!inherit) {
         m->p->tick++;
-        m->p->slice_start_ns = coarse_nanotime();
+        m->p->slice_start_ns = 0; /* local_get starts the clock when it matters */
     }
 
     p_leave(m);
@@ -650,12 +651,16 @@ static void execute(M *m, G *g, bool inherit)
         break;
     case PYGEN_RETURN:
         end = END_RESULT;
+        compat_share(value); /* for whoever takes it */
         break;
     default:
         value = compat_take_exception();
         end = classify(value);
     }
     m->curg = NULL;
+    if (m->stop != NULL) {
+        op_drop_stop_value(m);
+    }
     if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
         return; /* schedule() leaves too */
     }
@@ -695,7 +700,14 @@ static G *local_get(M *m, bool *inherit)
 {
     P *p = m->p;
     G *g = runq_get(p, inherit);
-    if (g != NULL && *inherit && coarse_nanotime() - p->slice_start_ns > SLICE_NS) {
+    if (g == NULL || !*inherit) {
+        return g;
+    }
+    int64_t now = coarse_nanotime();
+    if (p->slice_start_ns == 0) {
+        p->slice_start_ns = now;
+    }
+    else if (now - p->slice_start_ns > SLICE_NS) {
         runq_put(p, g, false);
         g = runq_get(p, inherit);
         *inherit = false;
@@ -745,6 +757,64 @@ static void start_spinning(M *m)
     atomic_fetch_add(&sched.nmspinning, 1);
 }
 
+/* The second look after we stopped spinning: did somebody queue work and count on us? */
+static bool missed_work(void)
+{
+    for (int i = 0; i < sched.procs; i++) {
+        if (!runq_empty(sched.allp[i])) {
+            return true;
+        }
+    }
+    return atomic_load(&sched.runq_size) > 0;
+}
+
+/* How much there is to steal. */
+static uint32_t loot(void)
+{
+    uint32_t most = (uint32_t)atomic_load_explicit(&sched.runq_size, memory_order_relaxed);
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        uint32_t n = atomic_load_explicit(&p->tail, memory_order_relaxed) -
+                     atomic_load_explicit(&p->head, memory_order_relaxed);
+        n += atomic_load_explicit(&p->runnext, memory_order_relaxed) != NULL;
+        most = n > most ? n : most;
+    }
+    return most;
+}
+
+/* A thread switch costs more than most goroutines run. An M that has lived off others lately therefore
+ * looks a little longer before it sleeps; one that finds nothing that way twice no longer does.
+ * And a stolen goroutine costs both sides a dozen cache misses, so a few that were queued just now are
+ * left to their P for some microseconds, which also keeps us from fighting over its cache lines. */
+static bool linger(M *m)
+{
+    if (m->luck == 0) {
+        return false;
+    }
+    int64_t now = nanotime(), until = now + LINGER_NS, seen = 0;
+    do {
+        for (int i = 0; i < 64; i++) {
+            cpu_pause();
+        }
+        now = nanotime();
+        uint32_t n = loot();
+        if (n == 0) {
+            seen = 0;
+        }
+        else if (seen == 0) {
+            seen = now;
+        }
+        if (n >= LOOT_MIN || (seen != 0 && now - seen > LOOT_PATIENCE_NS) ||
+            atomic_load_explicit(&sched.stop_world, memory_order_relaxed) ||
+            atomic_load_explicit(&sched.exiting, memory_order_relaxed) ||
+            (m == sched.m0 && atomic_load_explicit(&sched.m0_slot, memory_order_relaxed) != NULL)) {
+            return true;
+        }
+    } while (now < until);
+    m->luck--;
+    return false;
+}
+
 /* Take an idle P, if there is one, and hold it in P_RUNNING. */
 static bool get_idle_p(M *m)
 {
@@ -756,17 +826,6 @@ static bool get_idle_p(M *m)
     unlock(&sched.lock);
     m->p = p;
     return p != NULL && p_enter(m);
-}
-
-/* The second look after we stopped spinning: did somebody queue work and count on us? */
-static bool missed_work(void)
-{
-    for (int i = 0; i < sched.procs; i++) {
-        if (!runq_empty(sched.allp[i])) {
-            return true;
-        }
-    }
-    return atomic_load(&sched.runq_size) > 0;
 }
 
 /* The next goroutine to run: Go's findRunnable, step by step. Blocks until there is one; NULL when the
@@ -831,7 +890,11 @@ static G *find_runnable(M *m, bool *inherit)
                     start_spinning(m);
                 }
                 if ((g = steal_work(m, &now_ns, inherit)) != NULL) {
+                    m->luck = 2;
                     return g;
+                }
+                if (m->spinning && linger(m)) {
+                    continue;
                 }
             }
         }

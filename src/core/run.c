@@ -331,7 +331,7 @@ static PyObject *outcome(G *main_g)
         return g_result(main_g);
     }
     /* What main raised besides (not the Cancelled we sent it) shall be seen too. */
-    PyObject *own = main_g->end == END_ERROR ? atomic_load(&main_g->value) : NULL;
+    PyObject *own = main_g->end == END_ERROR ? main_g->value : NULL;
     PyObject *context = PyException_GetContext(fatal);
     if (own != NULL && own != fatal && context == NULL) {
         PyException_SetContext(fatal, Py_NewRef(own));

@@ -46,6 +46,9 @@ enum {
     DEFAULT_MAX_THREADS = 10000,
 };
 #define SLICE_NS 10000000LL /* 10 ms */
+#define LINGER_NS 50000LL   /* for these see linger() in proc.c */
+#define LOOT_MIN 32
+#define LOOT_PATIENCE_NS 10000LL
 #define NS_PER_S 1000000000LL
 #define TIME_NEVER INT64_MAX
 
@@ -74,6 +77,23 @@ static inline void unlock(Lock *l)
     if (unlikely(atomic_exchange_explicit(&l->word, 0, memory_order_release) == 2)) {
         unlock_slow(l);
     }
+}
+
+/* For the tiniest sections, a few loads and stores: letting go of one costs no locked instruction. */
+typedef struct { _Atomic uint8_t held; } SpinLock;
+void spin_wait(int *tries); /* between two tries to get something that is held for an instant only */
+
+static inline void spin_lock(SpinLock *l)
+{
+    int tries = 0;
+    while (atomic_exchange_explicit(&l->held, 1, memory_order_acquire)) {
+        spin_wait(&tries);
+    }
+}
+
+static inline void spin_unlock(SpinLock *l)
+{
+    atomic_store_explicit(&l->held, 0, memory_order_release);
 }
 
 /* One sleeper, one wake-up, remembered if it comes first. */
@@ -118,6 +138,7 @@ enum {
     G_NOTIFIED = 8, /* woken while it still ran (or was looked at): do not park it, requeue it */
     G_CANCEL = 16,  /* cancelled; its next operation raises */
     G_SCAN = 32,    /* somebody looks at its frames: do not run it */
+    G_LOCK = 64,    /* spin lock over value, waiters, and the step to G_DEAD; see g_lock */
 };
 
 typedef enum { WAIT_NONE, WAIT_SLEEP, WAIT_JOIN } WaitReason;
@@ -130,14 +151,13 @@ struct JoinOp;
 struct G {
     PyObject_HEAD
     _Atomic uint32_t state;
-    Lock lock;               /* waiters, and the step to G_DEAD */
+    int32_t site_lasti;
     uint64_t id, parent_id;
     PyObject *coro;          /* owned until dealloc, so that a dead G still knows its name */
-    _Atomic(PyObject *) value; /* dead: result or exception. alive: reason of a pending cancel or NULL */
+    PyObject *value;         /* dead: result or exception. alive: reason of a pending cancel or NULL */
     PyObject *name;          /* NULL: the coroutine's __qualname__ */
     PyObject *context;       /* contextvars.Context, or NULL while it is empty (see execute) */
-    PyCodeObject *site_code; /* creation site: code and offset; the line is looked up when asked */
-    int32_t site_lasti;
+    PyCodeObject *site_code; /* creation site: this and site_lasti; the line is looked up when asked */
     _Atomic uint8_t wait_reason;
     uint8_t end;
     _Atomic uint8_t taken;   /* dead with an exception that somebody has seen */
@@ -153,6 +173,24 @@ struct G {
 
 extern PyTypeObject Goroutine_Type;
 
+static inline void g_lock(G *g)
+{
+    int tries = 0;
+    while (atomic_fetch_or_explicit(&g->state, G_LOCK, memory_order_acquire) & G_LOCK) {
+        spin_wait(&tries);
+    }
+}
+
+static inline void g_unlock(G *g)
+{
+    atomic_fetch_and_explicit(&g->state, ~(uint32_t)G_LOCK, memory_order_release);
+}
+
+static inline uint32_t g_state(G *g)
+{
+    return atomic_load_explicit(&g->state, memory_order_acquire) & G_STATE;
+}
+
 /* ---- M ---------------------------------------------------------------------------------------- */
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
@@ -166,6 +204,7 @@ enum { LIVE_G, LIVE_OP, LIVE_KINDS };
 struct M {
     int id;
     bool spinning;
+    uint8_t luck;       /* how often it may still linger */
     bool is_poller;     /* sched.lock: parked with a time-out, on behalf of all timers */
     bool on_idle_list;  /* sched.lock */
     bool parking;       /* the running coroutine's innermost awaitable is ours and wants to suspend */
@@ -179,6 +218,7 @@ struct M {
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;  /* an empty Context, always entered on this thread */
+    PyObject *stop;     /* a StopIteration to use again and again: see op_iternext */
     Note note;
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
@@ -227,7 +267,7 @@ static inline uint64_t p_owner(const M *m, int status) { return (uint64_t)m->id 
 
 /* ---- Sched ------------------------------------------------------------------------------------ */
 
-typedef struct { Lock lock; G *head; Py_ssize_t count; } AllgShard;
+typedef struct { _Alignas(64) SpinLock lock; G *head; Py_ssize_t count; } AllgShard;
 
 typedef struct {
     Lock lock;
@@ -379,7 +419,7 @@ typedef struct JoinOp {
     PyObject_HEAD
     G *g;                        /* the goroutine that waits */
     G *target;                   /* owned */
-    _Atomic(struct JoinOp *) prev; /* in target->waiters (target->lock); or one of the marks in op.c */
+    _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
 
@@ -389,7 +429,7 @@ typedef struct {
 } GoschedOp;
 extern GoschedOp gosched_op;
 PyObject *join_new(PyObject *target);
-JoinOp *join_take_all(G *target);                    /* target->lock */
+JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 
 enum { OP_NEW, OP_WAITING, OP_DONE };
@@ -398,6 +438,7 @@ PySendResult op_suspend(M *m, G *g, WaitReason why, PyObject **result);
 PySendResult op_finish(PyObject *value, PyObject **result);
 bool op_raise_if_cancelled(G *g);
 PyObject *op_iternext(PyObject *self); /* for any type with am_send */
+void op_drop_stop_value(M *m);
 const char *op_state_text(int used);
 
 static inline bool op_cancel_pending(G *g)

@@ -264,7 +264,7 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
         return NULL;
     }
     live_add(m, LIVE_OP, 1);
-    compat_share((PyObject *)op, 1);
+    compat_share((PyObject *)op);
     op->g = NULL;
     op->waiter = NULL;
     op->timer.index = -1;

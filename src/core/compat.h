@@ -58,6 +58,27 @@ static inline PyObject *compat_current_context(PyThreadState *ts)
     return ts->context;
 }
 
+/* Where the running code stands: its code object (a new reference, NULL if there is no Python code on this
+ * thread) and the offset in it, for PyCode_Addr2Line. Going through a frame object costs ten times more,
+ * and `go` does this on every call. */
+static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = ts->current_frame;
+    PyObject *code = frame != NULL ? PyUnstable_InterpreterFrame_GetCode(frame) : NULL;
+    if (code != NULL && !PyCode_Check(code)) {
+        Py_CLEAR(code);
+    }
+    *lasti = code != NULL ? PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+    return (PyCodeObject *)code;
+#else
+    (void)ts;
+    PyFrameObject *frame = PyEval_GetFrame();
+    *lasti = frame != NULL ? PyFrame_GetLasti(frame) : 0;
+    return frame != NULL ? PyFrame_GetCode(frame) : NULL;
+#endif
+}
+
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
  * When another thread drops the last one, the object goes through a locked queue back to its creator.
  * Goroutines and what they carry are made to change threads, so we merge the two counts of such an
@@ -78,6 +99,20 @@ static inline void compat_share(PyObject *op)
         merged = _Py_REF_SHARED(local + others, _Py_REF_MERGED);
     } while (!__atomic_compare_exchange_n(&op->ob_ref_shared, &shared, merged, 0, __ATOMIC_SEQ_CST,
                                           __ATOMIC_RELAXED));
+#else
+    (void)op;
+#endif
+}
+
+/* The same for an object made just now, which no other thread can have seen: no locked instruction. */
+static inline void compat_share_new(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    if (op->ob_tid == _Py_ThreadId() && op->ob_ref_shared == 0) {
+        op->ob_ref_shared = _Py_REF_SHARED((Py_ssize_t)op->ob_ref_local, _Py_REF_MERGED);
+        op->ob_ref_local = 0;
+        op->ob_tid = 0;
+    }
 #else
     (void)op;
 #endif

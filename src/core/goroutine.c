@@ -70,10 +70,10 @@ static void allgs_add(G *g)
         s->head->all_prev = g;
     }
     s->head = g;
-    s->count++;
     spin_unlock(&s->lock);
 }
 
+/* At dealloc, not at death: that is often on another core than the birth. */
 static void allgs_remove(G *g)
 {
     AllgShard *s = g_shard(g);
@@ -87,32 +87,32 @@ static void allgs_remove(G *g)
     if (g->all_next != NULL) {
         g->all_next->all_prev = g->all_prev;
     }
-    s->count--;
     spin_unlock(&s->lock);
 }
 
-Py_ssize_t allgs_count(void)
+static void galive_add(M *m, int n)
 {
-    Py_ssize_t n = 0;
-    for (int i = 0; i < ALLG_SHARDS; i++) {
-        spin_lock(&sched.allgs[i].lock);
-        n += sched.allgs[i].count;
-        spin_unlock(&sched.allgs[i].lock);
+    if (likely(m != NULL)) {
+        count_add(&m->galive, n);
     }
-    return n;
+    else {
+        atomic_fetch_add(&sched.galive, n);
+    }
 }
 
-bool allgs_empty(void)
+/* Exact while none is born: an M counts an end, fences (here) and adds up, so of several that end at
+ * once the last to do so sees all of them. */
+int64_t g_alive(void)
 {
-    for (int i = 0; i < ALLG_SHARDS; i++) {
-        spin_lock(&sched.allgs[i].lock);
-        Py_ssize_t n = sched.allgs[i].count;
-        spin_unlock(&sched.allgs[i].lock);
-        if (n > 0) {
-            return false;
-        }
+    atomic_thread_fence(memory_order_seq_cst);
+    int64_t n = atomic_load(&sched.galive);
+    lock(&sched.lock);
+    n += sched.m0 != NULL ? atomic_load(&sched.m0->galive) : 0;
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        n += atomic_load(&m->galive);
     }
-    return true;
+    unlock(&sched.lock);
+    return n;
 }
 
 G **allgs_snapshot(Py_ssize_t *n)
@@ -122,24 +122,34 @@ G **allgs_snapshot(Py_ssize_t *n)
     *n = 0;
     for (int i = 0; i < ALLG_SHARDS && all != NULL; i++) {
         AllgShard *s = &sched.allgs[i];
+        Py_ssize_t before = *n;
         spin_lock(&s->lock);
-        while (cap < (size_t)(*n + s->count)) { /* grow without the lock, look again */
-            spin_unlock(&s->lock);
-            cap *= 2;
-            G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
-            if (more == NULL) {
-                PyMem_RawFree(all);
-                return NULL;
-            }
-            all = more;
-            spin_lock(&s->lock);
-        }
         for (G *g = s->head; g != NULL; g = g->all_next) {
-            if (compat_try_incref((PyObject *)g)) { /* else: a leaked one being deallocated */
-                all[(*n)++] = g;
+            if (g_state(g) == G_DEAD || !compat_try_incref((PyObject *)g)) {
+                continue; /* too late for it */
+            }
+            all[(*n)++] = g;
+            if ((size_t)*n == cap) { /* grow without the lock, and look at this shard again */
+                break;
             }
         }
         spin_unlock(&s->lock);
+        if ((size_t)*n < cap) {
+            continue;
+        }
+        while (*n > before) {
+            Py_DECREF(all[--*n]);
+        }
+        i--;
+        cap *= 2;
+        G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
+        if (more == NULL) {
+            while (*n > 0) {
+                Py_DECREF(all[--*n]);
+            }
+            PyMem_RawFree(all);
+        }
+        all = more;
     }
     return all;
 }
@@ -177,7 +187,7 @@ static bool claim(G *g)
     return g->claimed;
 }
 
-void g_unclaim(G *g)
+static void g_unclaim(G *g)
 {
     PyObject *key = PyLong_FromVoidPtr(g->coro);
     if (key == NULL || PyDict_DelItem(claimed, key) < 0) {
@@ -199,7 +209,7 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site)
+G *g_new(M *m, PyObject *coro, PyObject *name)
 {
     PyObject *context = NULL;
     PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
@@ -224,27 +234,25 @@ G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site)
     g->id = next_id(m);
     g->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     g->coro = coro;
-    g->name = Py_XNewRef(name);
+    g->name = Py_XNewRef(name); /* may be NULL: see g_name */
     g->context = context;
-    if (site != NULL) {
-        g->site_code = PyFrame_GetCode(site);
-        g->site_lasti = PyFrame_GetLasti(site);
-    }
+    g->site_code = compat_caller(ts, &g->site_lasti);
     Py_INCREF(g); /* one reference for the caller, one for the run queue */
-    compat_share((PyObject *)g);
+    compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
     PyObject_GC_Track(g);
     allgs_add(g);
+    galive_add(m, 1);
     return g;
 }
 
 void g_discard(G *g)
 {
-    allgs_remove(g);
     if (g->claimed) {
         g_unclaim(g);
     }
     Py_DECREF(g);
     Py_DECREF(g); /* state is still G_IDLE: no leak report */
+    galive_add(tls_m, -1);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -271,6 +279,53 @@ static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t 
         return NULL;
     }
     return PyObject_Vectorcall(fn, args, (size_t)nargs, kwnames);
+}
+
+/* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until
+ * then: that M makes, uses and frees the coroutine, and no cache line of it changes hands. Until then
+ * g->coro holds the arguments, and g->name is `fn` (and stays it, so that the thread that counted it
+ * up is mostly the one that counts it down).
+ * Only where it is certain that the call will succeed, and a handle that is kept keeps nothing large alive. */
+static bool may_put_off(PyObject *fn, Py_ssize_t nargs, Py_ssize_t nkw, PyObject *name)
+{
+    if (!sharing() || !PyFunction_Check(fn) || nkw > 0 || name != NULL ||
+        PyFunction_GET_CLOSURE(fn) != NULL) {
+        return false;
+    }
+    PyCodeObject *code = (PyCodeObject *)PyFunction_GET_CODE(fn);
+    PyObject *defaults = PyFunction_GET_DEFAULTS(fn);
+    Py_ssize_t optional = defaults != NULL ? PyTuple_GET_SIZE(defaults) : 0;
+    return (code->co_flags & (CO_COROUTINE | CO_VARARGS | CO_VARKEYWORDS)) == CO_COROUTINE &&
+           code->co_kwonlyargcount == 0 && nargs <= code->co_argcount &&
+           nargs >= code->co_argcount - optional;
+}
+
+/* What g->coro is until then: one argument itself, or a tuple of them. */
+static PyObject *put_off(PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs == 1) {
+        return Py_NewRef(args[0]);
+    }
+    PyObject *tuple = PyTuple_New(nargs);
+    for (Py_ssize_t i = 0; tuple != NULL && i < nargs; i++) {
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    }
+    if (tuple != NULL && nargs > 0) {
+        compat_share_new(tuple);
+    }
+    return tuple;
+}
+
+/* Make the call that was put off. False with an exception. */
+bool g_make_coro(G *g)
+{
+    PyObject *args = g->coro;
+    PyObject *const *items = g->put_off == PUT_OFF_ONE ? &args : &PyTuple_GET_ITEM(args, 0);
+    Py_ssize_t n = g->put_off == PUT_OFF_ONE ? 1 : PyTuple_GET_SIZE(args);
+    g->put_off = 0;
+    g->coro = PyObject_Vectorcall(g->name, items, (size_t)n, NULL);
+    Py_DECREF(args);
+    return g->coro != NULL;
 }
 
 /* 1 if `obj` is a coroutine (or awaitable generator) object, 0 if not, -1 with an exception. */
@@ -332,6 +387,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
+    bool later = false;                /* the call of fn is put off */
     PyObject *rest = kwnames;          /* borrowed unless `name` was taken out */
     PyObject *small[16], **buf = NULL; /* args without `name` */
     Py_ssize_t nkw = kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -380,18 +436,22 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         coro = Py_NewRef(fn);
     }
     else {
-        coro = make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
-        if (coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
+        later = may_put_off(fn, nargs - 1, nkw, name);
+        coro = later ? put_off(args + 1, nargs - 1)
+                     : make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
+        if (!later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
                 PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine", fn,
                              coro);
             }
             Py_CLEAR(coro);
         }
-        else if (coro != NULL) {
-            compat_share(coro);
-            /* Another M may run it, and let go of its arguments there. */
-            for (Py_ssize_t i = 1; !HAVE_GIL && sched.procs > 1 && i < nargs + nkw; i++) {
+        name = later ? fn : name;
+        if (coro != NULL && sharing()) {
+            if (!later) {
+                compat_share_new(coro);
+            }
+            for (Py_ssize_t i = 1; i < nargs + nkw; i++) {
                 compat_share(args[i]);
             }
         }
@@ -407,10 +467,14 @@ done:
         return NULL;
     }
 
-    G *g = g_new(tls_m, coro, name, PyEval_GetFrame());
+    if (name == NULL && PyFunction_Check(fn)) {
+        name = ((PyFunctionObject *)fn)->func_qualname;
+    }
+    G *g = g_new(tls_m, coro, name);
     if (g == NULL) {
         return NULL;
     }
+    g->put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
     if (given && !claim(g)) {
         g_discard(g);
         return NULL;
@@ -440,10 +504,23 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    allgs_remove(g);
+    count_add(&m->galive, -1);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
+}
+
+/* The coroutine has ended; before g_finish, since it calls into Python. */
+void g_drop_coro(G *g)
+{
+    if (g->claimed) {
+        g_unclaim(g);
+    }
+    if (g->name == NULL && (g->name = g_name(g)) == NULL) {
+        PyErr_WriteUnraisable((PyObject *)g);
+    }
+    Py_CLEAR(g->context);
+    Py_CLEAR(g->coro);
 }
 
 PyObject *g_result(G *g)
@@ -519,6 +596,7 @@ static int g_traverse(PyObject *self, visitproc visit, void *arg)
 {
     G *g = (G *)self;
     Py_VISIT(g->coro);
+    Py_VISIT(g->name);
     Py_VISIT(g->value);
     Py_VISIT(g->context);
     JoinOp *op = g->waiters;
@@ -575,12 +653,10 @@ static void g_leaked(G *g)
         PyErr_WriteUnraisable(g->coro);
     }
     Py_XDECREF(r);
-    if (g->claimed) {
-        g_unclaim(g);
-    }
+    g_drop_coro(g);
     g->end = END_LEAKED;
     atomic_store(&g->state, G_DEAD);
-    allgs_remove(g);
+    galive_add(tls_m, -1);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -642,6 +718,7 @@ static void g_dealloc(PyObject *self)
     if (g->weakrefs != NULL) {
         PyObject_ClearWeakRefs(self);
     }
+    allgs_remove(g);
     g_clear(self);
     Py_CLEAR(g->name);
     Py_CLEAR(g->site_code);
@@ -655,15 +732,32 @@ static void g_dealloc(PyObject *self)
 
 /* ---- the Python face ---- */
 
+/* A dead goroutine is its own operation: no wait record is needed. */
 static PyObject *g_await(PyObject *self)
 {
-    return join_new(self);
+    return g_state((G *)self) == G_DEAD ? Py_NewRef(self) : join_new(self);
+}
+
+static PySendResult g_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    G *g = (G *)self, *waiter = op_begin(tls_m, self, OP_NEW);
+    *result = NULL;
+    if (waiter == NULL || op_raise_if_cancelled(waiter)) {
+        return PYGEN_ERROR;
+    }
+    if (g_state(g) != G_DEAD) {
+        PyErr_Format(PyExc_TypeError, "%R is no iterator: await it", self);
+        return PYGEN_ERROR;
+    }
+    *result = g_result(g);
+    return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
 PyObject *g_name(G *g)
 {
     if (g->name != NULL) {
-        return Py_NewRef(g->name);
+        return PyFunction_Check(g->name) ? PyObject_GetAttrString(g->name, "__qualname__")
+                                         : Py_NewRef(g->name);
     }
     if (g->coro == NULL) {
         return PyUnicode_FromString("?");
@@ -800,7 +894,7 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
     M *m = tls_m;
     bool own = m != NULL && m->curg == g;
     bool scan = !own && scan_begin(g);
-    PyObject *r = PyObject_CallOneArg(hooks.stack_of, own || scan ? g->coro : Py_None);
+    PyObject *r = PyObject_CallOneArg(hooks.stack_of, own || (scan && g->started) ? g->coro : Py_None);
     if (scan) {
         scan_end(g);
     }
@@ -843,7 +937,7 @@ static PyGetSetDef g_getset[] = {
     {NULL},
 };
 
-static PyAsyncMethods g_async = {.am_await = g_await};
+static PyAsyncMethods g_async = {.am_await = g_await, .am_send = g_send};
 
 PyDoc_STRVAR(g_doc,
              "A goroutine: the handle that go() returns. Await it for its result or its exception.\n\n"
@@ -863,6 +957,7 @@ PyTypeObject Goroutine_Type = {
     .tp_weaklistoffset = offsetof(G, weakrefs),
     .tp_repr = g_repr,
     .tp_as_async = &g_async,
+    .tp_iternext = op_iternext,
     .tp_methods = g_methods,
     .tp_members = g_members,
     .tp_getset = g_getset,

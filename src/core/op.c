@@ -307,8 +307,10 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         if (g_state(target) == G_DEAD) {
             return join_result(op, result);
         }
-        compat_share((PyObject *)op); /* others will see it from here on */
-        Py_INCREF(op);                /* the list's; dropped again if not needed */
+        if (sharing()) {
+            compat_share((PyObject *)op); /* others will see it from here on */
+        }
+        Py_INCREF(op); /* the list's; dropped again if not needed */
         op->g = (G *)Py_NewRef(g);
         g_lock(target);
         bool dead = g_state(target) == G_DEAD;

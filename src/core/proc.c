@@ -440,7 +440,9 @@ static void ready_queue(M *m, G *g, bool next)
         globrunq_put(g);
         unlock(&sched.lock);
     }
-    wakep();
+    if (sched.procs > 1 || m == NULL || m->p == NULL) { /* else we hold the only P there is */
+        wakep();
+    }
 }
 
 void start_g(G *g)
@@ -518,10 +520,13 @@ static PySendResult resume(M *m, G *g, PyObject **result)
     PySendResult r;
     m->parking = false;
     if (unlikely(!g->started)) {
-        g->started = 1;
         if (op_raise_if_cancelled(g)) { /* before it began: it never does */
-            return throw_into(g->coro, compat_take_exception(), result);
+            return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
         }
+        if (g->put_off && !g_make_coro(g)) {
+            return PYGEN_ERROR;
+        }
+        g->started = 1;
     }
     r = PyIter_Send(g->coro, Py_None, result);
     while (unlikely(r == PYGEN_NEXT && !m->parking)) {
@@ -651,7 +656,9 @@ static void execute(M *m, G *g, bool inherit)
         break;
     case PYGEN_RETURN:
         end = END_RESULT;
-        compat_share(value); /* for whoever takes it */
+        if (sharing()) {
+            compat_share(value);
+        }
         break;
     default:
         value = compat_take_exception();
@@ -669,10 +676,7 @@ static void execute(M *m, G *g, bool inherit)
         park_or_requeue(m, g);
         return;
     }
-    Py_CLEAR(g->context);
-    if (g->claimed) {
-        g_unclaim(g);
-    }
+    g_drop_coro(g);
     bool is_main = g == sched.main_g;
     p_enter(m);
     g_finish(m, g, end, value);
@@ -858,7 +862,9 @@ static G *find_runnable(M *m, bool *inherit)
             return g;
         }
         int64_t now_ns = 0;
-        timers_run(m, p, &now_ns);
+        if (atomic_load_explicit(&p->next_timer_ns, memory_order_relaxed) != TIME_NEVER) {
+            timers_run(m, p, &now_ns);
+        }
 
         *inherit = false;
         if (p->tick % GLOBAL_TICK == 0 &&

@@ -111,12 +111,12 @@ void main_ended(GEnd end)
 
 void some_g_ended(void)
 {
-    if (!allgs_empty() || atomic_load(&sched.exiting)) {
+    if (g_alive() > 0 || atomic_load(&sched.exiting)) {
         return;
     }
     PyObject *coro = PyObject_CallNoArgs(hooks.last_goroutine);
     if (coro != NULL && coro != Py_None) {
-        G *g = g_new(tls_m, coro, NULL, NULL);
+        G *g = g_new(tls_m, coro, NULL);
         if (g != NULL) {
             start_g(g);
             Py_DECREF(g);
@@ -166,8 +166,8 @@ int64_t check_dead(void)
         }
         else {
             PyErr_Format(PyExc_RuntimeError,
-                         "%zd goroutines did not end although they were cancelled %d times",
-                         allgs_count(), RESCUES + 1);
+                         "%lld goroutines did not end although they were cancelled %d times",
+                         (long long)g_alive(), RESCUES + 1);
             run_fail(compat_take_exception());
             atomic_store(&sched.aborted, 1);
             leave();
@@ -200,15 +200,12 @@ int64_t check_dead(void)
 
 static void close_g(G *g) /* eats the reference; its state is ours to set */
 {
-    PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
+    PyObject *r = g->put_off ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);
     }
     Py_XDECREF(r);
-    Py_CLEAR(g->context);
-    if (g->claimed) {
-        g_unclaim(g);
-    }
+    g_drop_coro(g);
     g_finish(tls_m, g, END_CANCELLED, PyObject_CallNoArgs(hooks.Cancelled));
     Py_DECREF(g);
 }
@@ -216,7 +213,7 @@ static void close_g(G *g) /* eats the reference; its state is ours to set */
 static void bury_the_rest(void)
 {
     M *m = tls_m;
-    while (!allgs_empty()) {
+    while (g_alive() > 0) {
         for (int i = 0; i < sched.procs; i++) {
             timers_discard(sched.allp[i]);
             bool inherit;
@@ -290,6 +287,7 @@ static void reset_sched(void)
     atomic_store(&sched.nmspinning, 0);
     atomic_store(&sched.need_spinning, 0);
     atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.galive, 0);
     atomic_store(&sched.counting, 0);
     atomic_store(&sched.draining, 0);
     atomic_store(&sched.exiting, 0);
@@ -358,9 +356,13 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     reset_sched();
     sched.m0 = m;
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
+    G *g = g_new(NULL, Py_NewRef(coro), NULL);
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
-    G *g = g_new(NULL, Py_NewRef(coro), NULL, caller);
+    if (g != NULL && caller != NULL) { /* main is created by whoever called gofer.run() */
+        Py_XSETREF(g->site_code, PyFrame_GetCode(caller));
+        g->site_lasti = PyFrame_GetLasti(caller);
+    }
     Py_XDECREF(caller);
     m->ident = PyThread_get_thread_ident();
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
@@ -425,6 +427,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
 done:
     pending = compat_take_exception();
     m_fini(m);
+    sched.m0 = NULL;
     PyMem_RawFree(m);
     atomic_store(&sched.running, 0);
     if (pending != NULL) {
@@ -493,7 +496,7 @@ PyDoc_STRVAR(num_goroutine_doc,
 
 static PyObject *core_num_goroutine(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    return PyLong_FromSsize_t(atomic_load(&sched.running) == 1 ? allgs_count() : 0);
+    return PyLong_FromLongLong(atomic_load(&sched.running) == 1 ? g_alive() : 0);
 }
 
 static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
@@ -504,7 +507,7 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(tls_m, Py_NewRef(coro), NULL, NULL);
+    G *g = g_new(tls_m, Py_NewRef(coro), NULL);
     if (g == NULL) {
         return NULL;
     }

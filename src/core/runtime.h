@@ -30,7 +30,7 @@
 #ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
 enum { RING_SIZE = 4, FREE_MAX = 4, ID_BLOCK = 4 };
 #else
-enum { RING_SIZE = 256, FREE_MAX = 128, ID_BLOCK = 16 };
+enum { RING_SIZE = 256, FREE_MAX = 1024, ID_BLOCK = 16 };
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #define USE_FREE_LISTS 0 /* a cached object would hide its use after free */
@@ -45,6 +45,7 @@ enum {
     MAX_PROCS = 4096,
     DEFAULT_MAX_THREADS = 10000,
 };
+#define CACHE_PAIR 128 /* two lines: processors fetch the neighbour along */
 #define SLICE_NS 10000000LL /* 10 ms */
 #define LINGER_NS 50000LL   /* for these see linger() in proc.c */
 #define LOOT_MIN 32
@@ -146,6 +147,8 @@ typedef enum { WAIT_NONE, WAIT_SLEEP, WAIT_JOIN } WaitReason;
 /* How a dead G ended. */
 typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
 
+enum { PUT_OFF_ONE = 1, PUT_OFF_TUPLE = 2 };
+
 struct JoinOp;
 
 struct G {
@@ -153,9 +156,9 @@ struct G {
     _Atomic uint32_t state;
     int32_t site_lasti;
     uint64_t id, parent_id;
-    PyObject *coro;          /* owned until dealloc, so that a dead G still knows its name */
+    PyObject *coro;          /* NULL when dead; the arguments of it while put_off */
     PyObject *value;         /* dead: result or exception. alive: reason of a pending cancel or NULL */
-    PyObject *name;          /* NULL: the coroutine's __qualname__ */
+    PyObject *name;          /* or the function whose it is; NULL while it is the coroutine's */
     PyObject *context;       /* contextvars.Context, or NULL while it is empty (see execute) */
     PyCodeObject *site_code; /* creation site: this and site_lasti; the line is looked up when asked */
     _Atomic uint8_t wait_reason;
@@ -164,10 +167,11 @@ struct G {
     uint8_t started : 1,     /* the coroutine has been resumed at least once */
         yielded : 1,         /* suspended in gosched() */
         claimed : 1,         /* the coroutine is in the table of claimed ones */
+        put_off : 2,         /* coro is no coroutine yet: see may_put_off */
         roam : 1;            /* main only: may run on another thread this time */
     G *schedlink;            /* next in the global queue */
     struct JoinOp *waiters;  /* circular, oldest first; each entry owned */
-    G *all_prev, *all_next;  /* in sched.allgs[id % ALLG_SHARDS] while alive; owns nothing */
+    G *all_prev, *all_next;  /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
     PyObject *weakrefs;
 };
 
@@ -205,12 +209,10 @@ struct M {
     int id;
     bool spinning;
     uint8_t luck;       /* how often it may still linger */
-    bool is_poller;     /* sched.lock: parked with a time-out, on behalf of all timers */
     bool on_idle_list;  /* sched.lock */
     bool parking;       /* the running coroutine's innermost awaitable is ours and wants to suspend */
     bool inherited;     /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
-    bool exited;        /* sched.lock: thread done, to be joined */
     uint32_t rng;
     P *p;               /* written by this M only; see p_enter for what it is worth */
     P *nextp;           /* sched.lock until the note is woken: handed over by start_m */
@@ -224,6 +226,7 @@ struct M {
     M *all_next;
     FreeList free[FREE_KINDS];
     _Atomic int64_t live[LIVE_KINDS];
+    _Atomic int64_t galive; /* goroutines begun less ended on this M */
     PyObject **drops;   /* references to drop when no lock is held and the P is in P_USER */
     size_t ndrops, drops_cap;
     pthread_t thread;
@@ -251,12 +254,12 @@ struct P {
     uint64_t nsteal, nspill;
     P *idle_next;             /* sched.lock */
 
-    _Alignas(64) _Atomic uint32_t head; /* thieves and owner: CAS */
-    _Alignas(64) _Atomic uint32_t tail; /* owner only */
+    _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
+    _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
     _Atomic(G *) runnext;               /* owner sets; others may only CAS it to NULL */
     _Atomic(G *) ring[RING_SIZE];
 
-    _Alignas(64) Lock timers_lock;
+    _Alignas(CACHE_PAIR) Lock timers_lock;
     TimerEntry *heap;         /* 4-ary */
     size_t ntimers, heap_cap;
     bool timers_closed;       /* P is dead: use allp[0] */
@@ -267,50 +270,60 @@ static inline uint64_t p_owner(const M *m, int status) { return (uint64_t)m->id 
 
 /* ---- Sched ------------------------------------------------------------------------------------ */
 
-typedef struct { _Alignas(64) SpinLock lock; G *head; Py_ssize_t count; } AllgShard;
+typedef struct { _Alignas(CACHE_PAIR) SpinLock lock; G *head; } AllgShard;
 
 typedef struct {
-    Lock lock;
-    G *runq_head, *runq_tail;     /* lock */
-    _Atomic int32_t runq_size;    /* lock to write */
-    P *idle_ps;                   /* lock; LIFO */
-    _Atomic int32_t npidle;       /* lock to write */
-    M *idle_ms;                   /* lock; LIFO */
-    int32_t nmidle, nm;           /* lock */
-    _Atomic int32_t nmspinning;
-    _Atomic uint32_t need_spinning;
-    M *poller;                    /* lock */
-    _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
-
+    /* Read by everybody all the time, written hardly ever. */
     _Atomic int32_t procs;        /* changes only with the world stopped */
-    uint32_t coprimes[MAX_PROCS]; /* strides that visit every P once; likewise */
-    int32_t ncoprimes;
-    P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
     _Atomic uint32_t stop_world;
-    _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
-    Lock stw_lock;
-
-    M *m0;                        /* the thread that called run */
-    M *allm;                      /* lock; all but m0 */
-    _Atomic(G *) m0_slot;         /* the main goroutine, waiting for m0 to finish what it runs */
-    int32_t next_m_id;            /* lock */
-    _Atomic int32_t max_threads;
-
-    AllgShard allgs[ALLG_SHARDS];
-    _Atomic uint64_t next_id;
-    G *main_g;                    /* owned by run() */
-
     _Atomic uint32_t running;     /* a run() is in progress */
     _Atomic uint32_t counting;    /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining;    /* ... and the others have been cancelled; no new ones */
     _Atomic uint32_t exiting;     /* lock to write: Ms leave */
     _Atomic uint32_t aborted;     /* exiting although goroutines are left */
-    _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic uint32_t forked;      /* this is the child of a fork made inside a run */
+    _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
+    _Atomic int32_t max_threads;
+    M *m0;                        /* the thread that called run */
+    G *main_g;                    /* owned by run() */
+
+    /* Who works and who sleeps. */
+    _Alignas(CACHE_PAIR) _Atomic int32_t npidle; /* lock to write */
+    _Atomic int32_t nmspinning;
+    _Atomic uint32_t need_spinning;
+    _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
+    _Atomic(G *) m0_slot;         /* the main goroutine, waiting for m0 to finish what it runs */
+
+    _Alignas(CACHE_PAIR) Lock lock;
+    _Atomic int32_t runq_size;    /* lock to write */
+    G *runq_head, *runq_tail;     /* lock, as all below */
+    P *idle_ps;                   /* LIFO */
+    M *idle_ms;                   /* LIFO */
+    M *poller;
+    M *allm;                      /* all but m0 */
+    int32_t nmidle, nm;
+    int32_t next_m_id;
+
+    _Alignas(CACHE_PAIR) Lock stw_lock;
+    _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
+    _Atomic uint64_t next_id;     /* of goroutines */
+    _Atomic int64_t galive;       /* goroutines begun less ended, by threads that are no M; see g_alive */
     _Atomic(PyObject *) fatal;    /* owned: the exception run() must raise */
+
+    P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
+    uint32_t coprimes[MAX_PROCS]; /* strides that visit every P once; world stopped to write */
+    int32_t ncoprimes;
+    AllgShard allgs[ALLG_SHARDS];
 } Sched;
 
 extern Sched sched;
+
+/* Objects let go of by another M than the one that made them are worth sharing (see compat_share); with
+ * one P there are none. */
+static inline bool sharing(void)
+{
+    return !HAVE_GIL && atomic_load_explicit(&sched.procs, memory_order_relaxed) > 1;
+}
 
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
@@ -331,12 +344,16 @@ extern Hooks hooks;
 /* Live objects, checked by every test at its end. Each M counts for itself, so that counting costs one
  * plain store; threads that are no M, and Ms that have ended, count in `live_rest`. */
 extern _Atomic int64_t live_rest[LIVE_KINDS];
+static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread that writes it */
+{
+    atomic_store_explicit(own, atomic_load_explicit(own, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
+
 static inline void live_add(M *m, int kind, int n)
 {
     if (likely(m != NULL)) {
-        atomic_store_explicit(&m->live[kind],
-                              atomic_load_explicit(&m->live[kind], memory_order_relaxed) + n,
-                              memory_order_relaxed);
+        count_add(&m->live[kind], n);
     }
     else {
         atomic_fetch_add_explicit(&live_rest[kind], n, memory_order_relaxed);
@@ -448,17 +465,17 @@ static inline bool op_cancel_pending(G *g)
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-G *g_new(M *m, PyObject *coro, PyObject *name, PyFrameObject *site); /* eats coro; 2 references */
+G *g_new(M *m, PyObject *coro, PyObject *name); /* eats coro; 2 references; created where we are */
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason); /* from user code */
-void g_unclaim(G *g);
+bool g_make_coro(G *g);
+void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
-Py_ssize_t allgs_count(void);
-bool allgs_empty(void);
+int64_t g_alive(void); /* how many are alive */
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
 bool free_list_push(M *m, int kind, PyObject *op);

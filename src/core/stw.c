@@ -89,7 +89,7 @@ static void set_procs(int n)
     for (int i = 0; i < n; i++) {
         P *p = sched.allp[i];
         if (p == NULL) {
-            p = sched.allp[i] = aligned_alloc(64, sizeof(P));
+            p = sched.allp[i] = aligned_alloc(CACHE_PAIR, sizeof(P));
             if (p == NULL) {
                 Py_FatalError("gofer: no memory for a P");
             }

@@ -264,7 +264,9 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
         return NULL;
     }
     live_add(m, LIVE_OP, 1);
-    compat_share((PyObject *)op);
+    if (sharing()) {
+        compat_share_new((PyObject *)op);
+    }
     op->g = NULL;
     op->waiter = NULL;
     op->timer.index = -1;

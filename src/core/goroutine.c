@@ -894,7 +894,8 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
     M *m = tls_m;
     bool own = m != NULL && m->curg == g;
     bool scan = !own && scan_begin(g);
-    PyObject *r = PyObject_CallOneArg(hooks.stack_of, own || (scan && g->started) ? g->coro : Py_None);
+    PyObject *what = !own && !scan ? Py_None : g->put_off ? g->name : g->coro;
+    PyObject *r = PyObject_CallOneArg(hooks.stack_of, what);
     if (scan) {
         scan_end(g);
     }

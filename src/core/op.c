@@ -54,12 +54,12 @@ bool op_raise_if_cancelled(G *g)
     g->value = NULL;
     atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL);
     g_unlock(g);
-    if (reason != NULL) {
-        PyErr_SetObject(hooks.Cancelled, reason);
-        Py_DECREF(reason);
-    }
-    else {
-        PyErr_SetNone(hooks.Cancelled);
+    /* by call: a tuple or an exception as reason must stay one argument */
+    PyObject *exc = reason != NULL ? PyObject_CallOneArg(hooks.Cancelled, reason)
+                                   : PyObject_CallNoArgs(hooks.Cancelled);
+    Py_XDECREF(reason);
+    if (exc != NULL) {
+        compat_raise(exc);
     }
     return true;
 }

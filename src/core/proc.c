@@ -699,7 +699,7 @@ static void execute(M *m, G *g, bool inherit)
 /* ---- finding work ---- */
 
 /* A goroutine readied by the one that just ran runs next and shares its slice. A pair that does so for
- * ever is one slice: when that is over, the queue comes first. */
+ * ever is one slice: when that is over, it goes behind all others, to the global queue. */
 static G *local_get(M *m, bool *inherit)
 {
     P *p = m->p;
@@ -712,9 +712,10 @@ static G *local_get(M *m, bool *inherit)
         p->slice_start_ns = now;
     }
     else if (now - p->slice_start_ns > SLICE_NS) {
-        runq_put(p, g, false);
+        lock(&sched.lock);
+        globrunq_put(g);
+        unlock(&sched.lock);
         g = runq_get(p, inherit);
-        *inherit = false;
     }
     return g;
 }

@@ -41,6 +41,15 @@ static void in_forked_child(void)
     }
 }
 
+/* A new reference, or NULL. Any thread: run() takes it back under the lock before it lets go of it. */
+static G *main_goroutine(void)
+{
+    lock(&sched.lock);
+    G *g = (G *)Py_XNewRef(sched.main_g);
+    unlock(&sched.lock);
+    return g;
+}
+
 /* ---- failing ---- */
 
 void run_fail(PyObject *exc)
@@ -73,9 +82,11 @@ void run_fail(PyObject *exc)
         Py_DECREF(first);
         return;
     }
-    if (sched.main_g != NULL && !g_cancel(sched.main_g, NULL) && !atomic_load(&sched.draining)) {
+    G *main_g = main_goroutine();
+    if (main_g != NULL && !g_cancel(main_g, NULL) && !atomic_load(&sched.draining)) {
         main_ended(END_CANCELLED); /* it had left by goexit() */
     }
+    Py_XDECREF(main_g);
 }
 
 /* ---- ending ---- */
@@ -322,20 +333,38 @@ static bool begin(void)
     return false;
 }
 
-static PyObject *outcome(G *main_g)
+/* The last steps of run(): whatever goroutines still hold is let go of, and only then is it known whether
+ * one of them died of an exception that nobody took. Eats result, or the current exception. */
+static PyObject *finish(M *m, PyObject *result, bool alone)
 {
+    PyObject *own = compat_take_exception();
+    m_fini(m);
+    if (atomic_load(&sched.fatal) != NULL) {
+        Py_CLEAR(result); /* if handles are in it, run_fail() hears of them while we are still here */
+    }
+    if (alone) {
+        sched.m0 = NULL;
+        PyMem_RawFree(m);
+    }
+    atomic_store(&sched.running, alone ? 0 : 2);
     PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
     if (fatal == NULL) {
-        return g_result(main_g);
+        if (own != NULL) {
+            compat_raise(own);
+        }
+        return result;
     }
+    Py_XDECREF(result);
     /* What main raised besides (not the Cancelled we sent it) shall be seen too. */
-    PyObject *own = main_g->end == END_ERROR ? main_g->value : NULL;
     PyObject *context = PyException_GetContext(fatal);
-    if (own != NULL && own != fatal && context == NULL) {
-        PyException_SetContext(fatal, Py_NewRef(own));
+    if (own != NULL && own != fatal && context == NULL &&
+        !PyErr_GivenExceptionMatches(own, hooks.Cancelled)) {
+        PyException_SetContext(fatal, own);
+    }
+    else {
+        Py_XDECREF(own);
     }
     Py_XDECREF(context);
-    main_g->taken = 1;
     compat_raise(fatal);
     return NULL;
 }
@@ -367,6 +396,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     m->ident = PyThread_get_thread_ident();
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
+    bool alone = true;
     if (!ready) {
         if (g != NULL) {
             g_discard(g);
@@ -392,7 +422,6 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         check_forked();
         return NULL;
     }
-    bool alone;
     Py_BEGIN_ALLOW_THREADS
     alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     Py_END_ALLOW_THREADS
@@ -400,40 +429,25 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         bury_the_rest();
     }
     drop_now(m);
+    lock(&sched.lock);
     sched.main_g = NULL;
-    if (!alone || atomic_load(&g->state) != G_DEAD) {
-        PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
-        if (fatal != NULL) {
-            compat_raise(fatal);
-        }
-        else {
-            PyErr_SetNone(PyExc_KeyboardInterrupt);
-        }
+    unlock(&sched.lock);
+    if (atomic_load(&g->state) == G_DEAD) {
+        result = g_result(g);
     }
     else {
-        result = outcome(g);
+        PyErr_SetNone(PyExc_KeyboardInterrupt);
     }
-    if (!alone) {
-        m_fini(m); /* m itself stays: the Ms that are left know it */
-        atomic_store(&sched.running, 2);
-        return NULL; /* and so does main's reference */
-    }
-    pending = compat_take_exception();
-    Py_DECREF(g);
-    drop_now(m);
-    if (pending != NULL) {
-        compat_raise(pending);
-    }
+    if (alone) {
+        pending = compat_take_exception();
+        Py_DECREF(g);
+        drop_now(m);
+        if (pending != NULL) {
+            compat_raise(pending);
+        }
+    } /* else an M that is left may still look at it */
 done:
-    pending = compat_take_exception();
-    m_fini(m);
-    sched.m0 = NULL;
-    PyMem_RawFree(m);
-    atomic_store(&sched.running, 0);
-    if (pending != NULL) {
-        compat_raise(pending);
-    }
-    return result;
+    return finish(m, result, alone);
 }
 
 /* abort(): leave at once, whatever is left. */
@@ -486,8 +500,8 @@ static PyObject *core_current(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 
 static PyObject *core_main_goroutine(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    G *g = sched.main_g;
-    return g != NULL ? Py_NewRef((PyObject *)g) : Py_NewRef(Py_None);
+    G *g = main_goroutine();
+    return g != NULL ? (PyObject *)g : Py_NewRef(Py_None);
 }
 
 PyDoc_STRVAR(num_goroutine_doc,

@@ -1,6 +1,7 @@
 """What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
 
 import functools
+import gc
 import inspect
 import linecache
 import sys
@@ -53,26 +54,48 @@ def is_async(fn: object) -> bool:
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
+def _frame_of(awaitable: Any) -> types.FrameType | None:
+    for attribute in ("cr_frame", "gi_frame", "ag_frame"):
+        frame: types.FrameType | None = getattr(awaitable, attribute, None)
+        if frame is not None:
+            return frame
+    return None
+
+
+def _awaited_by(awaitable: Any) -> Any:
+    for attribute in ("cr_await", "gi_yieldfrom", "ag_await"):
+        if (inner := getattr(awaitable, attribute, None)) is not None:
+            return inner
+    if _frame_of(awaitable) is not None or isinstance(awaitable, _core.Goroutine):
+        return None
+    # The objects behind `async for` and __await__() do not say what they drive, but refer to it.
+    for inner in gc.get_referents(awaitable):
+        if _frame_of(inner) is not None:
+            return inner
+    return None
+
+
 def stack_of(coro: Any) -> traceback.StackSummary:
-    """The frames of a coroutine and of all that it awaits, outermost first."""
+    """The frames of a coroutine and of all that it awaits, outermost first.
+
+    Or of a function that has not been called yet.
+    """
+    if isinstance(coro, types.FunctionType):
+        code = coro.__code__
+        first = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
+        return traceback.StackSummary.from_list([first])
     frames: list[tuple[types.FrameType, int]] = []
-    own = coro is not None and getattr(coro, "cr_running", False)
-    if own:  # called from within: its frames are on this thread's stack
+    if getattr(coro, "cr_running", False):  # called from within: it is on this thread's stack
         frame: types.FrameType | None = sys._getframe(1)
-        outermost = coro.cr_frame
         while frame is not None:
             frames.append((frame, frame.f_lineno))
-            if frame is outermost:
-                break
-            frame = frame.f_back
+            frame = None if frame is coro.cr_frame else frame.f_back
         frames.reverse()
-    while not own and coro is not None:
-        frame = getattr(coro, "cr_frame", None) or getattr(coro, "gi_frame", None)
-        frame = frame or getattr(coro, "ag_frame", None)
-        if frame is not None:
+        coro = None
+    while coro is not None:
+        if (frame := _frame_of(coro)) is not None:
             frames.append((frame, frame.f_lineno))
-        following = getattr(coro, "cr_await", None) or getattr(coro, "gi_yieldfrom", None)
-        coro = following or getattr(coro, "ag_await", None)
+        coro = _awaited_by(coro)
     return traceback.StackSummary.extract(iter(frames))
 
 

@@ -738,6 +738,16 @@ static PyObject *g_await(PyObject *self)
     return g_state((G *)self) == G_DEAD ? Py_NewRef(self) : join_new(self);
 }
 
+/* For `yield from g.__await__()`. */
+static PyObject *g_iter(PyObject *self)
+{
+    if (g_state((G *)self) != G_DEAD) {
+        PyErr_Format(PyExc_TypeError, "%R is not iterable: await it", self);
+        return NULL;
+    }
+    return Py_NewRef(self);
+}
+
 static PySendResult g_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
 {
     G *g = (G *)self, *waiter = op_begin(tls_m, self, OP_NEW);
@@ -958,6 +968,7 @@ PyTypeObject Goroutine_Type = {
     .tp_weaklistoffset = offsetof(G, weakrefs),
     .tp_repr = g_repr,
     .tp_as_async = &g_async,
+    .tp_iter = g_iter,
     .tp_iternext = op_iternext,
     .tp_methods = g_methods,
     .tp_members = g_members,

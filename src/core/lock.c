@@ -61,7 +61,7 @@ void note_wake(Note *n)
     futex(&n->word, FUTEX_WAKE, 1, NULL);
 }
 
-NoteResult note_sleep(Note *n, int64_t until_ns)
+bool note_sleep(Note *n, int64_t until_ns)
 {
     /* FUTEX_WAIT_BITSET takes an absolute CLOCK_MONOTONIC time: a restart cannot stretch the wait. */
     struct timespec until = {until_ns / NS_PER_S, until_ns % NS_PER_S};
@@ -70,13 +70,10 @@ NoteResult note_sleep(Note *n, int64_t until_ns)
             continue;
         }
         if (errno == ETIMEDOUT) {
-            return NOTE_TIMEOUT;
-        }
-        if (errno == EINTR) {
-            return NOTE_SIGNAL;
+            return false;
         }
     }
-    return NOTE_WOKEN;
+    return true;
 }
 
 void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns)

@@ -44,7 +44,7 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
-        {"last_goroutine", &hooks.last_goroutine},
+        {"last_chance", &hooks.last_chance},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         PyObject *value = PyObject_GetAttrString(from, wanted[i].name);

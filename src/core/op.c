@@ -29,11 +29,10 @@ G *op_begin(M *m, PyObject *op, int used)
     return m->curg;
 }
 
-PySendResult op_suspend(M *m, G *g, WaitReason why, PyObject **result)
+PySendResult op_suspend(G *g, WaitReason why, PyObject **result)
 {
     atomic_store_explicit(&g->wait_reason, why, memory_order_relaxed);
-    m->parking = true;
-    *result = Py_NewRef(Py_None);
+    *result = Py_NewRef(PARKED);
     return PYGEN_NEXT;
 }
 
@@ -139,7 +138,7 @@ static PySendResult gosched_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObj
     if (resumed) {
         return op_finish(Py_None, result);
     }
-    return op_suspend(m, g, WAIT_NONE, result); /* execute() sees `yielded` and requeues */
+    return op_suspend(g, WAIT_NONE, result); /* execute() sees `yielded` and requeues */
 }
 
 static PyObject *gosched_repr(PyObject *Py_UNUSED(self))
@@ -166,6 +165,7 @@ PyTypeObject GoschedOp_Type = {
     .tp_iternext = op_iternext,
 };
 
+/* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
 GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
 
 /* ---- waiting for a goroutine ---- */
@@ -319,28 +319,29 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         }
         g_unlock(target);
         if (!dead) {
-            return op_suspend(m, g, WAIT_JOIN, result);
+            return op_suspend(g, WAIT_JOIN, result);
         }
         Py_CLEAR(op->g);
         Py_DECREF(op);
         return join_result(op, result);
     }
-    if (!op_cancel_pending(g)) {
-        return op_suspend(m, g, WAIT_JOIN, result); /* a wake-up meant for an earlier wait */
-    }
     g_lock(target);
-    prev = join_prev(op);
-    bool ours = prev != JOIN_FIRED && op->g == g;
-    if (ours) {
+    bool fired = join_prev(op) == JOIN_FIRED;
+    bool ours = !fired && op->g == g; /* until it is fired, op->g is who waits */
+    bool cancelled = ours && op_cancel_pending(g);
+    if (cancelled) {
         join_unlink(target, op, JOIN_DONE);
     }
     g_unlock(target);
+    if (fired) {
+        return join_result(op, result); /* a cancellation waits for the next operation */
+    }
     if (!ours) {
-        if (prev == JOIN_FIRED) {
-            return join_result(op, result); /* the cancellation waits for the next operation */
-        }
         PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", self);
         return PYGEN_ERROR;
+    }
+    if (!cancelled) {
+        return op_suspend(g, WAIT_JOIN, result); /* a wake-up meant for an earlier wait */
     }
     Py_CLEAR(op->g); /* not the last: the M that runs us holds one */
     Py_DECREF(op);

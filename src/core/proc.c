@@ -330,6 +330,14 @@ void poller_look(int64_t when_ns)
     }
 }
 
+void wake_m0(void)
+{
+    if (sched.m0->on_idle_list) {
+        idle_m_remove(sched.m0);
+        note_wake(&sched.m0->note);
+    }
+}
+
 void wake_all_ms(void)
 {
     while (sched.idle_ms != NULL) {
@@ -343,12 +351,19 @@ void wake_all_ms(void)
  * timer. Attached, without P. (The network poller will do its blocking wait here.) */
 static void stop_m(M *m)
 {
+    if (m == sched.m0 && atomic_load(&sched.signalled)) {
+        atomic_store(&sched.signalled, 0);
+        if (PyErr_CheckSignals() < 0) {
+            run_fail(compat_take_exception());
+        }
+    }
     lock(&sched.lock);
     G *main_g = m == sched.m0 ? atomic_exchange(&sched.m0_slot, NULL) : NULL;
     if (main_g != NULL) {
         globrunq_put(main_g); /* we have no P to run it: whoever finds it hands us his */
     }
-    if (atomic_load(&sched.exiting) || (atomic_load(&sched.runq_size) > 0 && sched.idle_ps != NULL)) {
+    if (atomic_load(&sched.exiting) || (atomic_load(&sched.runq_size) > 0 && sched.idle_ps != NULL) ||
+        (m == sched.m0 && atomic_load(&sched.signalled))) {
         unlock(&sched.lock);
         return;
     }
@@ -371,12 +386,10 @@ static void stop_m(M *m)
         until = check_dead();
     }
 
-    NoteResult r;
+    bool woken;
     Py_BEGIN_ALLOW_THREADS
-    r = note_sleep(&m->note, until);
-    Py_END_ALLOW_THREADS
-
-    if (r != NOTE_WOKEN) {
+    woken = note_sleep(&m->note, until);
+    if (!woken) {
         lock(&sched.lock);
         bool ours = m->on_idle_list;
         if (ours) {
@@ -384,15 +397,10 @@ static void stop_m(M *m)
         }
         unlock(&sched.lock);
         if (!ours) { /* somebody woke us at the same time: what he handed over is on its way */
-            Py_BEGIN_ALLOW_THREADS
-            while (note_sleep(&m->note, TIME_NEVER) != NOTE_WOKEN) {
-            }
-            Py_END_ALLOW_THREADS
-        }
-        if (r == NOTE_SIGNAL && m == sched.m0 && PyErr_CheckSignals() < 0) {
-            run_fail(compat_take_exception());
+            note_sleep(&m->note, TIME_NEVER);
         }
     }
+    Py_END_ALLOW_THREADS
     m->p = m->nextp;
     m->nextp = NULL;
     if (m->p != NULL) {
@@ -515,10 +523,9 @@ static PySendResult throw_into(PyObject *coro, PyObject *exc, PyObject **result)
 }
 
 /* Resume the coroutine until it suspends in one of our operations, or ends. */
-static PySendResult resume(M *m, G *g, PyObject **result)
+static PySendResult resume(G *g, PyObject **result)
 {
     PySendResult r;
-    m->parking = false;
     if (unlikely(!g->started)) {
         if (op_raise_if_cancelled(g)) { /* before it began: it never does */
             return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
@@ -529,7 +536,7 @@ static PySendResult resume(M *m, G *g, PyObject **result)
         g->started = 1;
     }
     r = PyIter_Send(g->coro, Py_None, result);
-    while (unlikely(r == PYGEN_NEXT && !m->parking)) {
+    while (unlikely(r == PYGEN_NEXT && *result != PARKED)) {
         /* An awaitable of somebody else suspended, and nobody here will ever wake it. */
         PyObject *exc = PyObject_CallOneArg(hooks.foreign_await, *result);
         Py_DECREF(*result);
@@ -547,11 +554,11 @@ static PySendResult resume_in_context(M *m, G *g, PyObject **result)
         if (PyContext_Enter(g->context) < 0) {
             return PYGEN_ERROR;
         }
-        PySendResult r = resume(m, g, result);
+        PySendResult r = resume(g, result);
         PyContext_Exit(g->context);
         return r;
     }
-    PySendResult r = resume(m, g, result);
+    PySendResult r = resume(g, result);
     if (unlikely(PyObject_Size(m->context) > 0)) {
         PyObject *exc = compat_take_exception();
         PyObject *fresh = PyContext_New();
@@ -652,7 +659,7 @@ static void execute(M *m, G *g, bool inherit)
     GEnd end = END_NONE;
     switch (resume_in_context(m, g, &value)) {
     case PYGEN_NEXT:
-        Py_DECREF(value); /* None */
+        Py_DECREF(value); /* PARKED */
         break;
     case PYGEN_RETURN:
         end = END_RESULT;

@@ -6,8 +6,8 @@
  *      finally blocks may still wait for things.
  *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
  *      allgs. So none slips through.
- *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by a
- *      goroutine made for that; then `exiting` is set under sched.lock, after which no M is started and
+ *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by
+ *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
  *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
  * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
@@ -99,12 +99,14 @@ static void leave(void)
     unlock(&sched.lock);
 }
 
-static void cancel_all(void)
+static void cancel_all(bool late_ones_too)
 {
     Py_ssize_t n;
     G **all = allgs_snapshot(&n);
     for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-        g_cancel(all[i], NULL);
+        if (late_ones_too || !all[i]->late) {
+            g_cancel(all[i], NULL);
+        }
         Py_DECREF(all[i]);
     }
     PyMem_RawFree(all);
@@ -115,7 +117,7 @@ void main_ended(GEnd end)
     atomic_store(&sched.counting, 1);
     if (end != END_GOEXIT || atomic_load(&sched.fatal) != NULL) {
         atomic_store(&sched.draining, 1);
-        cancel_all();
+        cancel_all(false);
     }
     some_g_ended();
 }
@@ -125,19 +127,14 @@ void some_g_ended(void)
     if (g_alive() > 0 || atomic_load(&sched.exiting)) {
         return;
     }
-    PyObject *coro = PyObject_CallNoArgs(hooks.last_goroutine);
-    if (coro != NULL && coro != Py_None) {
-        G *g = g_new(tls_m, coro, NULL);
-        if (g != NULL) {
-            start_g(g);
-            Py_DECREF(g);
-            return;
-        }
-    }
-    if (PyErr_Occurred()) {
+    PyObject *more = PyObject_CallNoArgs(hooks.last_chance);
+    if (more == NULL) {
         run_fail(compat_take_exception());
     }
-    Py_XDECREF(coro);
+    Py_XDECREF(more);
+    if (more == Py_True) {
+        return;
+    }
     if (!atomic_load(&sched.draining)) {
         PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
         run_fail(compat_take_exception());
@@ -173,7 +170,7 @@ int64_t check_dead(void)
     }
     if (atomic_load(&sched.draining)) {
         if (rescues++ < RESCUES) {
-            cancel_all(); /* clean-up code that waits for something that will never come */
+            cancel_all(true); /* clean-up code that waits for something that will never come */
         }
         else {
             PyErr_Format(PyExc_RuntimeError,
@@ -226,7 +223,6 @@ static void bury_the_rest(void)
     M *m = tls_m;
     while (g_alive() > 0) {
         for (int i = 0; i < sched.procs; i++) {
-            timers_discard(sched.allp[i]);
             bool inherit;
             for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL;) {
                 close_g(g);
@@ -257,6 +253,9 @@ static void bury_the_rest(void)
         }
         PyMem_RawFree(all);
         drop_now(m);
+    }
+    for (int i = 0; i < sched.procs; i++) {
+        timers_discard(sched.allp[i]);
     }
 }
 
@@ -304,6 +303,7 @@ static void reset_sched(void)
     atomic_store(&sched.exiting, 0);
     atomic_store(&sched.aborted, 0);
     atomic_store(&sched.thread_limit_hit, 0);
+    atomic_store(&sched.signalled, 0);
     rescues = 0;
 }
 
@@ -369,12 +369,14 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     return NULL;
 }
 
-/* run(coro, procs, follow): `follow` affinity and quota from here on. */
+/* run(coro, procs, follow, read_fd, write_fd): `follow` affinity and quota from here on; the pipe is for
+ * sysmon. */
 static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     PyObject *coro;
-    int procs, follow;
-    if (!PyArg_ParseTuple(args, "Oip", &coro, &procs, &follow) || check_forked() || !begin()) {
+    int procs, follow, read_fd, write_fd;
+    if (!PyArg_ParseTuple(args, "Oipii", &coro, &procs, &follow, &read_fd, &write_fd) ||
+        check_forked() || !begin()) {
         return NULL;
     }
     M *m = m_new();
@@ -403,10 +405,14 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         }
         goto done;
     }
-    sched.main_g = g;
     atomic_store(&maxprocs_auto, follow && !HAVE_GIL);
     procs_init(procs);
-    sysmon_start();
+    if (!sysmon_start(read_fd, write_fd)) {
+        PyErr_SetString(PyExc_RuntimeError, "the system gives the program no thread for sysmon");
+        g_discard(g);
+        goto done;
+    }
+    sched.main_g = g;
     /* Not start_g(): there is no need for a second M before main has started anything. */
     m->p = sched.allp[0];
     lock(&sched.lock);
@@ -525,6 +531,7 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
     if (g == NULL) {
         return NULL;
     }
+    g->late = 1;
     start_g(g);
     return (PyObject *)g;
 }

@@ -99,10 +99,9 @@ static inline void spin_unlock(SpinLock *l)
 
 /* One sleeper, one wake-up, remembered if it comes first. */
 typedef struct { _Atomic uint32_t word; } Note;
-typedef enum { NOTE_WOKEN, NOTE_TIMEOUT, NOTE_SIGNAL } NoteResult;
 void note_clear(Note *n);
 void note_wake(Note *n);
-NoteResult note_sleep(Note *n, int64_t until_ns); /* TIME_NEVER: no time-out. Call detached. */
+bool note_sleep(Note *n, int64_t until_ns); /* false: time is up. TIME_NEVER: no time-out. Call detached. */
 void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns); /* may return early */
 void word_wake_all(_Atomic uint32_t *word);
 
@@ -167,6 +166,7 @@ struct G {
     uint8_t started : 1,     /* the coroutine has been resumed at least once */
         yielded : 1,         /* suspended in gosched() */
         claimed : 1,         /* the coroutine is in the table of claimed ones */
+        late : 1,            /* cleans up after others: not cancelled when main ends */
         put_off : 2,         /* coro is no coroutine yet: see may_put_off */
         roam : 1;            /* main only: may run on another thread this time */
     G *schedlink;            /* next in the global queue */
@@ -210,7 +210,6 @@ struct M {
     bool spinning;
     uint8_t luck;       /* how often it may still linger */
     bool on_idle_list;  /* sched.lock */
-    bool parking;       /* the running coroutine's innermost awaitable is ours and wants to suspend */
     bool inherited;     /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
@@ -284,6 +283,7 @@ typedef struct {
     _Atomic uint32_t forked;      /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
+    _Atomic uint32_t signalled;   /* lock to set: M0 has Python signal handlers to run */
     M *m0;                        /* the thread that called run */
     G *main_g;                    /* owned by run() */
 
@@ -337,7 +337,7 @@ typedef struct {
     PyObject *warn_leak;       /* (id, name, wait reason, file, line) */
     PyObject *foreign_threads; /* (ident of m0) -> int: Python threads that may still call in */
     PyObject *foreign_await;   /* (yielded object) -> TypeError */
-    PyObject *last_goroutine;  /* () -> coroutine | None: what to run before run() ends */
+    PyObject *last_chance;     /* () -> bool: no goroutine is left; has it started another? */
 } Hooks;
 extern Hooks hooks;
 
@@ -377,6 +377,7 @@ M *m_new(void); /* NULL: no memory */
 bool m_init(M *m, PyThreadState *ts); /* attached */
 void m_fini(M *m);                    /* attached */
 void wake_all_ms(void); /* sched.lock */
+void wake_m0(void);     /* sched.lock */
 uint32_t m_random(M *m);
 
 /* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
@@ -445,13 +446,14 @@ typedef struct {
     PyObject_HEAD
 } GoschedOp;
 extern GoschedOp gosched_op;
+#define PARKED ((PyObject *)&gosched_op)
 PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 
 enum { OP_NEW, OP_WAITING, OP_DONE };
 G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
-PySendResult op_suspend(M *m, G *g, WaitReason why, PyObject **result);
+PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
 PySendResult op_finish(PyObject *value, PyObject **result);
 bool op_raise_if_cancelled(G *g);
 PyObject *op_iternext(PyObject *self); /* for any type with am_send */
@@ -499,7 +501,7 @@ int maxprocs_default(void);
 extern _Atomic uint32_t maxprocs_auto; /* follow affinity and cgroup quota while running */
 extern PyMethodDef maxprocs_methods[];
 
-void sysmon_start(void);
+bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pipe */
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 

@@ -1,19 +1,35 @@
-/* sysmon: a thread that watches what no M watches. It is no M, is never attached to Python, and sleeps
- * unless there is something to watch:
+/* sysmon: a thread that watches what no M watches. It is no M, is never attached to Python, and sleeps in
+ * poll() on a pipe unless there is something to watch:
+ *   - signals. Python's C handler only notes a signal and writes its number to the pipe (see
+ *     signal.set_wakeup_fd); the Python handler must run on M0, which may be asleep, or just about to;
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - affinity and cgroup quota, once a second, while gomaxprocs follows them. */
 #include "runtime.h"
 
+#include <poll.h>
+#include <unistd.h>
+
 static pthread_t thread;
 static bool started;
 static _Atomic uint32_t stopping;
-static _Atomic uint32_t poked; /* bumped to wake it */
+static int pipe_fd[2] = {-1, -1}; /* read and write end: the caller's of run() */
 
 void sysmon_poke(void)
 {
-    atomic_fetch_add(&poked, 1);
-    word_wake_all(&poked);
+    char nothing = 0; /* no signal has this number */
+    if (write(pipe_fd[1], &nothing, 1) < 0) {
+        return; /* full: it wakes up anyway */
+    }
+}
+
+/* M0 shall run the Python handlers. stop_m looks at the mark before it sleeps, under the same lock. */
+static void signal_m0(void)
+{
+    lock(&sched.lock);
+    atomic_store(&sched.signalled, 1);
+    wake_m0();
+    unlock(&sched.lock);
 }
 
 /* Main has waited for M0 since the last look, 10 ms ago. Taking it out of the slot makes it ours. */
@@ -29,20 +45,35 @@ static void release_main(void)
     }
 }
 
+static void drain_pipe(void)
+{
+    char bytes[64];
+    ssize_t n;
+    bool signalled = false;
+    while ((n = read(pipe_fd[0], bytes, sizeof bytes)) > 0) {
+        for (ssize_t i = 0; i < n; i++) {
+            signalled |= bytes[i] != 0;
+        }
+    }
+    if (signalled) {
+        signal_m0();
+    }
+}
+
 static void *sysmon(void *Py_UNUSED(arg))
 {
     int64_t next_refresh = nanotime() + NS_PER_S;
     bool waited = false;
     while (!atomic_load(&stopping)) {
-        uint32_t seen = atomic_load(&poked);
         bool waits = atomic_load(&sched.m0_slot) != NULL;
         if (waits && waited) {
             release_main();
             waits = false;
         }
         waited = waits;
-        int64_t now = nanotime();
+        int timeout_ms = waits ? SLICE_NS / 1000000 : -1;
         if (atomic_load(&maxprocs_auto)) {
+            int64_t now = nanotime();
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
                 int n = maxprocs_default();
@@ -50,19 +81,22 @@ static void *sysmon(void *Py_UNUSED(arg))
                     procs_change(n);
                 }
             }
-            word_wait(&poked, seen, waits ? now + SLICE_NS : next_refresh);
+            timeout_ms = waits ? timeout_ms : (int)((next_refresh - now) / 1000000) + 1;
         }
-        else {
-            word_wait(&poked, seen, waits ? now + SLICE_NS : TIME_NEVER);
+        struct pollfd p = {.fd = pipe_fd[0], .events = POLLIN};
+        if (poll(&p, 1, timeout_ms) > 0) {
+            drain_pipe();
         }
     }
     return NULL;
 }
 
-void sysmon_start(void)
+bool sysmon_start(int read_fd, int write_fd)
 {
+    pipe_fd[0] = read_fd;
+    pipe_fd[1] = write_fd;
     atomic_store(&stopping, 0);
-    started = pthread_create(&thread, NULL, sysmon, NULL) == 0;
+    return started = pthread_create(&thread, NULL, sysmon, NULL) == 0;
 }
 
 /* Detached: it may be waiting for the world to stop. */
@@ -73,5 +107,6 @@ void sysmon_stop(void)
         sysmon_poke();
         pthread_join(thread, NULL);
         started = false;
+        pipe_fd[0] = pipe_fd[1] = -1;
     }
 }

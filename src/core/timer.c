@@ -308,7 +308,7 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
             PyErr_NoMemory();
             return PYGEN_ERROR;
         }
-        return op_suspend(m, g, WAIT_SLEEP, result);
+        return op_suspend(g, WAIT_SLEEP, result);
     }
     if (op->waiter != g) {
         PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", self);
@@ -316,7 +316,7 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
     }
     bool fired = atomic_load_explicit(&op->fired, memory_order_acquire);
     if (!fired && !op_cancel_pending(g)) {
-        return op_suspend(m, g, WAIT_SLEEP, result); /* a wake-up meant for an earlier wait */
+        return op_suspend(g, WAIT_SLEEP, result); /* a wake-up meant for an earlier wait */
     }
     if (fired || !timer_del(&op->timer)) {
         /* Over, or being fired right now; a cancellation waits for the next operation. */

@@ -8,7 +8,7 @@ import contextlib
 import sys
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 
 from gofer import _core
@@ -52,15 +52,12 @@ def hooks_restored() -> Iterator[None]:
         sys.set_asyncgen_hooks(*before)
 
 
-async def _close_these(agens: list[AsyncGen]) -> None:
-    for agen in agens:
-        await agen.aclose()
-
-
-def close_all() -> Coroutine[Any, Any, None] | None:
-    """At the end of a run: a coroutine that closes all that are left, or None."""
+def close_all() -> bool:
+    """At the end of a run: start to close all that are left. False: there are none."""
     with _lock:
         refs = list(_alive.values())
         _alive.clear()
     agens = [agen for ref in refs if (agen := ref()) is not None]
-    return _close_these(agens) if agens else None
+    for agen in agens:
+        _core.go_late(_close(agen))
+    return bool(agens)

@@ -25,7 +25,7 @@ __all__ = [
     "foreign_threads",
     "is_async",
     "is_coroutine",
-    "last_goroutine",
+    "last_chance",
     "note_failure",
     "stack_of",
     "warn_leak",
@@ -35,7 +35,7 @@ __all__ = [
 MAX_TOLD = 1000
 
 attach_thread = _asyncgen.install
-last_goroutine = _asyncgen.close_all
+last_chance = _asyncgen.close_all
 
 
 def is_coroutine(obj: object) -> bool:
@@ -162,10 +162,11 @@ def foreign_threads(main_ident: int) -> bool:
 
 def foreign_await(obj: object) -> TypeError:
     """For a coroutine that awaits what is not ours."""
-    what = "a bare `yield`" if obj is None else repr(obj)
+    try:
+        what = "a bare `yield`" if obj is None else repr(obj)
+    except Exception:  # whatever the object's own code does wrong
+        what = object.__repr__(obj)
     hint = "asyncio's awaitables need an asyncio loop, trio's a trio loop"
     if obj is None:
         hint = "asyncio.sleep(0) does that; await gofer.gosched() to let others run"
     return TypeError(f"a goroutine cannot await {what}: await gofer operations only ({hint})")
-
-

@@ -1,11 +1,12 @@
 """run(), and what is asked of the runtime as a whole."""
 
+import contextlib
 import functools
 import os
 import signal
 import threading
 import types
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 
 from gofer import _asyncgen, _cgroup, _core, _hooks
@@ -77,6 +78,28 @@ class _Interrupts:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@contextlib.contextmanager
+def _signal_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe that tells the runtime of every signal, so that handlers run while all threads sleep.
+
+    Somebody else's wake-up descriptor is left alone; then handlers run when the main thread next does.
+    """
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    installed = False
+    if threading.current_thread() is threading.main_thread():
+        before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        installed = before == -1
+        if not installed:
+            signal.set_wakeup_fd(before)
+    try:
+        yield reader, writer
+    finally:
+        if installed:
+            signal.set_wakeup_fd(-1)
+        os.close(reader)
+        os.close(writer)
+
+
 def _as_coroutine(
     main: Callable[..., Coroutine[Any, Any, T]] | Coroutine[Any, Any, T], args: tuple[Any, ...]
 ) -> Coroutine[Any, Any, T]:
@@ -108,13 +131,13 @@ def run(
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
     if _core.running():
-        _core.run(None, 0, False)  # raises, saying which of the two cases it is
+        _core.run(None, 0, False, -1, -1)  # raises, saying which of the two cases it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
     interrupts = _Interrupts()
     try:
-        with interrupts, _asyncgen.hooks_restored():
-            return _core.run(coro, chosen or _default_procs(), not chosen)
+        with interrupts, _asyncgen.hooks_restored(), _signal_pipe() as pipe:
+            return _core.run(coro, chosen or _default_procs(), not chosen, *pipe)
     except Cancelled as exc:
         if interrupts.count and exc.reason == "KeyboardInterrupt":
             raise KeyboardInterrupt from None

@@ -240,6 +240,8 @@ G *g_new(M *m, PyObject *coro, PyObject *name)
     Py_INCREF(g); /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
     PyObject_GC_Track(g);
+    /* Before others can find it: they may leave marks in the word from then on. */
+    atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
     allgs_add(g);
     galive_add(m, 1);
     return g;
@@ -250,8 +252,9 @@ void g_discard(G *g)
     if (g->claimed) {
         g_unclaim(g);
     }
+    atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
     Py_DECREF(g);
-    Py_DECREF(g); /* state is still G_IDLE: no leak report */
+    Py_DECREF(g);
     galive_add(tls_m, -1);
     if (atomic_load(&sched.counting)) {
         some_g_ended();

@@ -457,7 +457,6 @@ void start_g(G *g)
 {
     M *m = tls_m;
     bool have_p = m != NULL && p_enter(m);
-    atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
     ready_queue(have_p ? m : NULL, g, true);
     if (have_p) {
         p_leave(m);

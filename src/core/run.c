@@ -122,24 +122,25 @@ void main_ended(GEnd end)
     some_g_ended();
 }
 
+/* Several may find at once that none is left; one of them acts, and looks again before it goes. */
 void some_g_ended(void)
 {
-    if (g_alive() > 0 || atomic_load(&sched.exiting)) {
-        return;
+    while (g_alive() == 0 && !atomic_load(&sched.exiting) && !atomic_exchange(&sched.ending, 1)) {
+        PyObject *more = PyObject_CallNoArgs(hooks.last_chance);
+        if (more == NULL) {
+            run_fail(compat_take_exception());
+        }
+        Py_XDECREF(more);
+        if (more == Py_True) {
+            atomic_store(&sched.ending, 0);
+            continue;
+        }
+        if (!atomic_load(&sched.draining)) {
+            PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
+            run_fail(compat_take_exception());
+        }
+        leave();
     }
-    PyObject *more = PyObject_CallNoArgs(hooks.last_chance);
-    if (more == NULL) {
-        run_fail(compat_take_exception());
-    }
-    Py_XDECREF(more);
-    if (more == Py_True) {
-        return;
-    }
-    if (!atomic_load(&sched.draining)) {
-        PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
-        run_fail(compat_take_exception());
-    }
-    leave();
 }
 
 static bool all_asleep(void)
@@ -168,11 +169,11 @@ int64_t check_dead(void)
     if (!all_asleep()) { /* what the hook ran (a destructor, say) woke somebody */
         return TIME_NEVER;
     }
-    if (atomic_load(&sched.draining)) {
-        if (rescues++ < RESCUES) {
-            cancel_all(true); /* clean-up code that waits for something that will never come */
-        }
-        else {
+    bool draining = atomic_load(&sched.draining);
+    if (draining || atomic_load(&sched.fatal) != NULL) {
+        /* Clean-up code that waits for something that will never come. */
+        G *main_g = main_goroutine();
+        if (rescues++ >= RESCUES) {
             PyErr_Format(PyExc_RuntimeError,
                          "%lld goroutines did not end although they were cancelled %d times",
                          (long long)g_alive(), RESCUES + 1);
@@ -180,6 +181,13 @@ int64_t check_dead(void)
             atomic_store(&sched.aborted, 1);
             leave();
         }
+        else if (draining) {
+            cancel_all(true);
+        }
+        else if (main_g != NULL) {
+            g_cancel(main_g, NULL);
+        }
+        Py_XDECREF(main_g);
         return TIME_NEVER;
     }
     Py_ssize_t n;
@@ -300,6 +308,7 @@ static void reset_sched(void)
     atomic_store(&sched.galive, 0);
     atomic_store(&sched.counting, 0);
     atomic_store(&sched.draining, 0);
+    atomic_store(&sched.ending, 0);
     atomic_store(&sched.exiting, 0);
     atomic_store(&sched.aborted, 0);
     atomic_store(&sched.thread_limit_hit, 0);
@@ -419,7 +428,6 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     pidle_get();
     unlock(&sched.lock);
     atomic_store(&m->p->owner, p_owner(m, P_RUNNING));
-    atomic_store(&g->state, G_RUNNABLE);
     runq_put(m->p, g, true);
     schedule(m);
 

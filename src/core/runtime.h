@@ -278,6 +278,7 @@ typedef struct {
     _Atomic uint32_t running;     /* a run() is in progress */
     _Atomic uint32_t counting;    /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining;    /* ... and the others have been cancelled; no new ones */
+    _Atomic uint32_t ending;      /* somebody sees to it: see some_g_ended */
     _Atomic uint32_t exiting;     /* lock to write: Ms leave */
     _Atomic uint32_t aborted;     /* exiting although goroutines are left */
     _Atomic uint32_t forked;      /* this is the child of a fork made inside a run */

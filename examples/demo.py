@@ -5,6 +5,7 @@ that starts on one P spread over the others, and gomaxprocs change under load.
 """
 
 import collections
+import contextlib
 import shutil
 import sys
 import time
@@ -82,10 +83,8 @@ async def scene(procs: int, seconds: float) -> None:
     for g in workers:
         g.cancel()
     for g in workers:
-        try:
+        with contextlib.suppress(gofer.Cancelled):
             await g
-        except gofer.Cancelled:
-            pass
     shares = ", ".join(f"P{p} {board.total[p]}" for p in range(procs))
     print(f"         slices: {shares}; goroutines changed P {board.moves} times")
 

@@ -209,7 +209,7 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-G *g_new(M *m, PyObject *coro, PyObject *name)
+G *g_new(M *m, PyObject *coro, PyObject *name, bool late)
 {
     PyObject *context = NULL;
     PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
@@ -236,8 +236,9 @@ G *g_new(M *m, PyObject *coro, PyObject *name)
     g->coro = coro;
     g->name = Py_XNewRef(name); /* may be NULL: see g_name */
     g->context = context;
+    g->late = late;
     g->site_code = compat_caller(ts, &g->site_lasti);
-    Py_INCREF(g); /* one reference for the caller, one for the run queue */
+    Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
     PyObject_GC_Track(g);
     /* Before others can find it: they may leave marks in the word from then on. */
@@ -262,7 +263,8 @@ void g_discard(G *g)
 }
 
 /* The coroutine that go(fn, ...) shall run: a new reference. */
-static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t nargs,
+                                PyObject *kwnames)
 {
     bool async;
     if (PyFunction_Check(fn)) {
@@ -278,7 +280,8 @@ static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t 
         Py_DECREF(answer);
     }
     if (!async) {
-        PyErr_Format(PyExc_TypeError, "go() needs an async function or a coroutine object, not %R", fn);
+        PyErr_Format(PyExc_TypeError, "go() needs an async function or a coroutine object, not %R",
+                     fn);
         return NULL;
     }
     return PyObject_Vectorcall(fn, args, (size_t)nargs, kwnames);
@@ -347,7 +350,8 @@ static int is_coroutine(PyObject *obj)
 static bool check_fresh(PyObject *coro)
 {
     const char *what = NULL;
-    PyObject *frame = PyObject_GetAttrString(coro, PyCoro_CheckExact(coro) ? "cr_frame" : "gi_frame");
+    PyObject *frame =
+        PyObject_GetAttrString(coro, PyCoro_CheckExact(coro) ? "cr_frame" : "gi_frame");
     if (frame == NULL) {
         PyErr_Clear(); /* a coroutine of another implementation: it will say so itself */
         return true;
@@ -373,7 +377,8 @@ static bool check_fresh(PyObject *coro)
 }
 
 /* go(fn, *args, name=None, **kwargs). Takes `name` out of the keywords; the rest goes to fn. */
-PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs,
+                  PyObject *kwnames)
 {
     if (nargs < 1) {
         PyErr_SetString(PyExc_TypeError, "go() needs an async function or a coroutine object");
@@ -444,8 +449,8 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
                      : make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
         if (!later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
-                PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine", fn,
-                             coro);
+                PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine",
+                             fn, coro);
             }
             Py_CLEAR(coro);
         }
@@ -473,7 +478,7 @@ done:
     if (name == NULL && PyFunction_Check(fn)) {
         name = ((PyFunctionObject *)fn)->func_qualname;
     }
-    G *g = g_new(tls_m, coro, name);
+    G *g = g_new(tls_m, coro, name, false);
     if (g == NULL) {
         return NULL;
     }
@@ -642,8 +647,8 @@ static void g_leaked(G *g)
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);
     if (name != NULL && site != NULL) {
-        PyObject *r = PyObject_CallFunction(hooks.warn_leak, "KOsO", (unsigned long long)g->id, name,
-                                            wait_reasons[reason], site);
+        PyObject *r = PyObject_CallFunction(hooks.warn_leak, "KOsO", (unsigned long long)g->id,
+                                            name, wait_reasons[reason], site);
         Py_XDECREF(r);
     }
     Py_XDECREF(name);
@@ -673,8 +678,8 @@ static void g_untaken(G *g)
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);
     if (name != NULL && site != NULL) {
-        PyObject *r = PyObject_CallFunction(hooks.note_failure, "OKOO", exc, (unsigned long long)g->id,
-                                            name, site);
+        PyObject *r = PyObject_CallFunction(hooks.note_failure, "OKOO", exc,
+                                            (unsigned long long)g->id, name, site);
         Py_XDECREF(r);
     }
     Py_XDECREF(name);
@@ -837,15 +842,15 @@ static PyObject *g_repr(PyObject *self)
     PyObject *name = g_name(g), *site = g_created_at(g), *r = NULL;
     if (name != NULL && site != NULL) {
         uint32_t state = g_state(g);
-        const char *how = state == G_WAITING ? wait_reasons[g->wait_reason]
-                          : state != G_DEAD  ? ""
+        const char *how = state == G_WAITING        ? wait_reasons[g->wait_reason]
+                          : state != G_DEAD         ? ""
                           : g->end == END_ERROR     ? "failed"
                           : g->end == END_CANCELLED ? "cancelled"
                           : g->end == END_LEAKED    ? "leaked"
                                                     : "";
         r = PyUnicode_FromFormat("<Goroutine %llu %R %s%s%s%s, created at %U>",
-                                 (unsigned long long)g->id, name, state_text(g), *how ? " (" : "", how,
-                                 *how ? ")" : "", site);
+                                 (unsigned long long)g->id, name, state_text(g), *how ? " (" : "",
+                                 how, *how ? ")" : "", site);
     }
     Py_XDECREF(name);
     Py_XDECREF(site);
@@ -919,25 +924,31 @@ static PyMethodDef g_methods[] = {
     {"done", g_done, METH_NOARGS,
      "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nTrue"},
     {"result", g_result_method, METH_NOARGS,
-     "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is alive.\n\n"
+     "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is "
+     "alive.\n\n"
      ">>> g.result()\n42"},
     {"exception", g_exception, METH_NOARGS,
      "exception()\n--\n\nThe exception that ended it, or None. RuntimeError while it is alive.\n\n"
      ">>> g.exception()\nValueError('no')"},
     {"cancel", (PyCFunction)(void (*)(void))g_cancel_method, METH_VARARGS | METH_KEYWORDS,
-     "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), once.\n"
+     "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), "
+     "once.\n"
      "False if it has ended.\n\n>>> g.cancel('too slow')\nTrue"},
     {"cancelled", g_cancelled, METH_NOARGS,
-     "cancelled()\n--\n\nWhether it ended by letting Cancelled through.\n\n>>> g.cancelled()\nFalse"},
+     "cancelled()\n--\n\nWhether it ended by letting Cancelled through.\n\n>>> "
+     "g.cancelled()\nFalse"},
     {"stack", g_stack, METH_NOARGS,
-     "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost first.\n"
-     "Empty if it has ended or runs on another thread right now.\n\n>>> print(''.join(g.stack().format()))"},
+     "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost "
+     "first.\n"
+     "Empty if it has ended or runs on another thread right now.\n\n>>> "
+     "print(''.join(g.stack().format()))"},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
     {NULL},
 };
 
 static PyMemberDef g_members[] = {
-    {"id", T_ULONGLONG, offsetof(G, id), READONLY, "Its number: main is 1, none is used twice in a run."},
+    {"id", T_ULONGLONG, offsetof(G, id), READONLY,
+     "Its number: main is 1, none is used twice in a run."},
     {"parent_id", T_ULONGLONG, offsetof(G, parent_id), READONLY,
      "The id of the goroutine that started it; 0 for main and from a foreign thread."},
     {NULL},
@@ -945,19 +956,22 @@ static PyMemberDef g_members[] = {
 
 static PyGetSetDef g_getset[] = {
     {"name", get_name, NULL, "The name given to go(), else the function's qualified name.", NULL},
-    {"state", get_state, NULL, "\"runnable\", \"running\", \"waiting\", \"syscall\" or \"dead\".", NULL},
-    {"wait_reason", get_wait_reason, NULL, "What it waits for, in Go's words; None if it does not.", NULL},
+    {"state", get_state, NULL, "\"runnable\", \"running\", \"waiting\", \"syscall\" or \"dead\".",
+     NULL},
+    {"wait_reason", get_wait_reason, NULL, "What it waits for, in Go's words; None if it does not.",
+     NULL},
     {"created_at", get_created_at, NULL, "Where go() was called: file:line.", NULL},
     {NULL},
 };
 
 static PyAsyncMethods g_async = {.am_await = g_await, .am_send = g_send};
 
-PyDoc_STRVAR(g_doc,
-             "A goroutine: the handle that go() returns. Await it for its result or its exception.\n\n"
-             "Nobody needs to keep it: the runtime owns every goroutine that can still run. If one fails\n"
-             "and its handle is gone, or goes without the exception having been taken, run() raises it.\n\n"
-             ">>> g = go(fetch, url)\n>>> page = await g");
+PyDoc_STRVAR(
+    g_doc,
+    "A goroutine: the handle that go() returns. Await it for its result or its exception.\n\n"
+    "Nobody needs to keep it: the runtime owns every goroutine that can still run. If one fails\n"
+    "and its handle is gone, or goes without the exception having been taken, run() raises it.\n\n"
+    ">>> g = go(fetch, url)\n>>> page = await g");
 
 PyTypeObject Goroutine_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Goroutine",

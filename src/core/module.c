@@ -2,15 +2,16 @@
  * process, and subinterpreters are refused. */
 #include "runtime.h"
 
-PyDoc_STRVAR(go_doc,
-             "go(fn, /, *args, name=None, **kwargs)\n--\n\n"
-             "Start a goroutine that runs fn(*args, **kwargs), an async function, or a coroutine object,\n"
-             "and return its handle. It need not be kept.\n\n"
-             ">>> g = go(fetch, url, name='fetcher')\n>>> page = await g");
-PyDoc_STRVAR(sleep_doc,
-             "sleep(seconds, /)\n--\n\n"
-             "Operation: let at least this much time pass. Zero or less returns at once, without yielding.\n\n"
-             ">>> await sleep(0.5)");
+PyDoc_STRVAR(
+    go_doc,
+    "go(fn, /, *args, name=None, **kwargs)\n--\n\n"
+    "Start a goroutine that runs fn(*args, **kwargs), an async function, or a coroutine object,\n"
+    "and return its handle. It need not be kept.\n\n"
+    ">>> g = go(fetch, url, name='fetcher')\n>>> page = await g");
+PyDoc_STRVAR(sleep_doc, "sleep(seconds, /)\n--\n\n"
+                        "Operation: let at least this much time pass. Zero or less returns at "
+                        "once, without yielding.\n\n"
+                        ">>> await sleep(0.5)");
 PyDoc_STRVAR(gosched_doc,
              "gosched()\n--\n\n"
              "Operation: let the others run, by going to the tail of the global queue.\n\n"
@@ -31,7 +32,10 @@ static PyMethodDef methods[] = {
 /* configure(hooks): take the functions of gofer._hooks that the engine calls. */
 static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
 {
-    struct { const char *name; PyObject **to; } wanted[] = {
+    struct {
+        const char *name;
+        PyObject **to;
+    } wanted[] = {
         {"Cancelled", &hooks.Cancelled},
         {"Deadlock", &hooks.Deadlock},
         {"GoExit", &hooks.GoExit},
@@ -61,8 +65,9 @@ static PyMethodDef configure_method[] = {{"configure", configure, METH_O, NULL},
 static int module_exec(PyObject *mod)
 {
     if (PyInterpreterState_Get() != PyInterpreterState_Main()) {
-        PyErr_SetString(PyExc_ImportError,
-                        "gofer does not support subinterpreters: import it in the main interpreter");
+        PyErr_SetString(
+            PyExc_ImportError,
+            "gofer does not support subinterpreters: import it in the main interpreter");
         return -1;
     }
     PyTypeObject *types[] = {&Goroutine_Type, &SleepOp_Type, &GoschedOp_Type, &JoinOp_Type};

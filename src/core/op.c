@@ -174,7 +174,7 @@ GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
  * bytes would cost 16 bytes each. */
 static JoinOp join_fired, join_done; /* never used as records */
 #define JOIN_FIRED (&join_fired)     /* taken off by the dying target, which hands `g` on */
-#define JOIN_DONE (&join_done)
+#define JOIN_DONE  (&join_done)
 
 PyObject *join_new(PyObject *target)
 {

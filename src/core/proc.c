@@ -362,7 +362,8 @@ static void stop_m(M *m)
     if (main_g != NULL) {
         globrunq_put(main_g); /* we have no P to run it: whoever finds it hands us his */
     }
-    if (atomic_load(&sched.exiting) || (atomic_load(&sched.runq_size) > 0 && sched.idle_ps != NULL) ||
+    if (atomic_load(&sched.exiting) ||
+        (atomic_load(&sched.runq_size) > 0 && sched.idle_ps != NULL) ||
         (m == sched.m0 && atomic_load(&sched.signalled))) {
         unlock(&sched.lock);
         return;
@@ -374,8 +375,8 @@ static void stop_m(M *m)
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
-    bool dead = sched.nmidle == sched.nm && sched.poller == NULL &&
-                atomic_load(&sched.runq_size) == 0;
+    bool dead =
+        sched.nmidle == sched.nm && sched.poller == NULL && atomic_load(&sched.runq_size) == 0;
     unlock(&sched.lock);
     if (until != TIME_NEVER) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
@@ -589,7 +590,8 @@ static void report_thread_limit(void)
     int limit = atomic_exchange(&sched.thread_limit_hit, 0);
     if (limit > 0) {
         PyErr_Format(PyExc_RuntimeError,
-                     "program exceeds %d-thread limit: thread exhaustion (see set_max_threads)", limit);
+                     "program exceeds %d-thread limit: thread exhaustion (see set_max_threads)",
+                     limit);
         run_fail(compat_take_exception());
     }
 }
@@ -604,7 +606,8 @@ static void park_or_requeue(M *m, G *g)
         to = (s & (G_CANCEL | G_LOCK)) | (requeue ? G_RUNNABLE : G_WAITING);
     } while (!atomic_compare_exchange_weak(&g->state, &s, to));
     if (!requeue) {
-        drop_later(m, (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
+        drop_later(m,
+                   (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (g->yielded) {
         lock(&sched.lock);

@@ -28,9 +28,10 @@ bool check_forked(void)
     if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
         return false;
     }
-    PyErr_SetString(PyExc_RuntimeError,
-                    "this process was forked inside a running gofer runtime, whose threads did not come "
-                    "along: start processes with spawn or subprocess instead");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        "this process was forked inside a running gofer runtime, whose threads did not come "
+        "along: start processes with spawn or subprocess instead");
     return true;
 }
 
@@ -333,12 +334,13 @@ static bool begin(void)
             return true;
         }
     }
-    PyErr_SetString(PyExc_RuntimeError,
-                    none == 2 ? "run() after an interrupted run, one of whose goroutines has not come back "
-                                "from a blocking call"
-                    : tls_m != NULL
-                        ? "run() inside a running runtime: start goroutines with go() instead"
-                        : "run() while a runtime runs in another thread: there is one in a process");
+    PyErr_SetString(
+        PyExc_RuntimeError,
+        none == 2 ? "run() after an interrupted run, one of whose goroutines has not come back "
+                    "from a blocking call"
+        : tls_m != NULL
+            ? "run() inside a running runtime: start goroutines with go() instead"
+            : "run() while a runtime runs in another thread: there is one in a process");
     return false;
 }
 
@@ -349,7 +351,8 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     PyObject *own = compat_take_exception();
     m_fini(m);
     if (atomic_load(&sched.fatal) != NULL) {
-        Py_CLEAR(result); /* if handles are in it, run_fail() hears of them while we are still here */
+        Py_CLEAR(
+            result); /* if handles are in it, run_fail() hears of them while we are still here */
     }
     if (alone) {
         sched.m0 = NULL;
@@ -396,7 +399,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     reset_sched();
     sched.m0 = m;
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
-    G *g = g_new(NULL, Py_NewRef(coro), NULL);
+    G *g = g_new(NULL, Py_NewRef(coro), NULL, false);
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
     if (g != NULL && caller != NULL) { /* main is created by whoever called gofer.run() */
@@ -535,11 +538,10 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(tls_m, Py_NewRef(coro), NULL);
+    G *g = g_new(tls_m, Py_NewRef(coro), NULL, true);
     if (g == NULL) {
         return NULL;
     }
-    g->late = 1;
     start_g(g);
     return (PyObject *)g;
 }
@@ -594,8 +596,9 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     return Py_BuildValue("{sLsLsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
                          (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
                          (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
-                         (unsigned long long)spills, "threads", threads, "idle_threads", idle, "global_queue",
-                         (int)atomic_load(&sched.runq_size), "ring_size", (int)RING_SIZE);
+                         (unsigned long long)spills, "threads", threads, "idle_threads", idle,
+                         "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
+                         (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {

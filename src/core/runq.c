@@ -60,9 +60,8 @@ G *runq_get(P *p, bool *inherit)
 {
     G *g = atomic_load_explicit(&p->runnext, memory_order_relaxed);
     /* If the CAS fails, a thief took it; only we set it, so there is nothing to retry. */
-    if (g != NULL && atomic_compare_exchange_strong_explicit(&p->runnext, &g, NULL,
-                                                             memory_order_acquire,
-                                                             memory_order_relaxed)) {
+    if (g != NULL && atomic_compare_exchange_strong_explicit(
+                         &p->runnext, &g, NULL, memory_order_acquire, memory_order_relaxed)) {
         *inherit = true;
         return g;
     }
@@ -117,9 +116,8 @@ static uint32_t runq_grab(P *victim, P *p, uint32_t at, bool take_next)
             for (int i = 0; i < 64; i++) {
                 cpu_pause();
             }
-            if (!atomic_compare_exchange_strong_explicit(&victim->runnext, &next, NULL,
-                                                         memory_order_acquire,
-                                                         memory_order_relaxed)) {
+            if (!atomic_compare_exchange_strong_explicit(
+                    &victim->runnext, &next, NULL, memory_order_acquire, memory_order_relaxed)) {
                 continue;
             }
             atomic_store_explicit(&p->ring[at % RING_SIZE], next, memory_order_relaxed);
@@ -129,7 +127,8 @@ static uint32_t runq_grab(P *victim, P *p, uint32_t at, bool take_next)
             continue; /* head and tail were not of one instant */
         }
         for (uint32_t i = 0; i < n; i++) {
-            G *g = atomic_load_explicit(&victim->ring[(head + i) % RING_SIZE], memory_order_relaxed);
+            G *g =
+                atomic_load_explicit(&victim->ring[(head + i) % RING_SIZE], memory_order_relaxed);
             atomic_store_explicit(&p->ring[(at + i) % RING_SIZE], g, memory_order_relaxed);
         }
         if (atomic_compare_exchange_strong_explicit(&victim->head, &head, head + n,

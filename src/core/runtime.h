@@ -24,7 +24,7 @@
 #include <stddef.h>
 #include <time.h>
 
-#define likely(x) __builtin_expect(!!(x), 1)
+#define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
 #ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
@@ -45,13 +45,13 @@ enum {
     MAX_PROCS = 4096,
     DEFAULT_MAX_THREADS = 10000,
 };
-#define CACHE_PAIR 128 /* two lines: processors fetch the neighbour along */
-#define SLICE_NS 10000000LL /* 10 ms */
-#define LINGER_NS 50000LL   /* for these see linger() in proc.c */
-#define LOOT_MIN 32
+#define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
+#define SLICE_NS         10000000LL /* 10 ms */
+#define LINGER_NS        50000LL    /* for these see linger() in proc.c */
+#define LOOT_MIN         32
 #define LOOT_PATIENCE_NS 10000LL
-#define NS_PER_S 1000000000LL
-#define TIME_NEVER INT64_MAX
+#define NS_PER_S         1000000000LL
+#define TIME_NEVER       INT64_MAX
 
 typedef struct G G;
 typedef struct M M;
@@ -60,7 +60,9 @@ typedef struct Timer Timer;
 
 /* ---- lock.c: the two things a thread can sleep on -------------------------------------------- */
 
-typedef struct { _Atomic uint32_t word; } Lock; /* 0 free, 1 held, 2 held and somebody sleeps */
+typedef struct {
+    _Atomic uint32_t word;
+} Lock; /* 0 free, 1 held, 2 held and somebody sleeps */
 void lock_slow(Lock *l);
 void unlock_slow(Lock *l);
 
@@ -81,8 +83,11 @@ static inline void unlock(Lock *l)
 }
 
 /* For the tiniest sections, a few loads and stores: letting go of one costs no locked instruction. */
-typedef struct { _Atomic uint8_t held; } SpinLock;
-void spin_wait(int *tries); /* between two tries to get something that is held for an instant only */
+typedef struct {
+    _Atomic uint8_t held;
+} SpinLock;
+void spin_wait(
+    int *tries); /* between two tries to get something that is held for an instant only */
 
 static inline void spin_lock(SpinLock *l)
 {
@@ -98,10 +103,13 @@ static inline void spin_unlock(SpinLock *l)
 }
 
 /* One sleeper, one wake-up, remembered if it comes first. */
-typedef struct { _Atomic uint32_t word; } Note;
+typedef struct {
+    _Atomic uint32_t word;
+} Note;
 void note_clear(Note *n);
 void note_wake(Note *n);
-bool note_sleep(Note *n, int64_t until_ns); /* false: time is up. TIME_NEVER: no time-out. Call detached. */
+bool note_sleep(Note *n,
+                int64_t until_ns); /* false: time is up. TIME_NEVER: no time-out. Call detached. */
 void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns); /* may return early */
 void word_wake_all(_Atomic uint32_t *word);
 
@@ -155,23 +163,23 @@ struct G {
     _Atomic uint32_t state;
     int32_t site_lasti;
     uint64_t id, parent_id;
-    PyObject *coro;          /* NULL when dead; the arguments of it while put_off */
-    PyObject *value;         /* dead: result or exception. alive: reason of a pending cancel or NULL */
-    PyObject *name;          /* or the function whose it is; NULL while it is the coroutine's */
-    PyObject *context;       /* contextvars.Context, or NULL while it is empty (see execute) */
-    PyCodeObject *site_code; /* creation site: this and site_lasti; the line is looked up when asked */
+    PyObject *coro;    /* NULL when dead; the arguments of it while put_off */
+    PyObject *value;   /* dead: result or exception. alive: reason of a pending cancel or NULL */
+    PyObject *name;    /* or the function whose it is; NULL while it is the coroutine's */
+    PyObject *context; /* contextvars.Context, or NULL while it is empty (see execute) */
+    PyCodeObject *site_code; /* creation site, with site_lasti; the line is looked up when asked */
     _Atomic uint8_t wait_reason;
     uint8_t end;
-    _Atomic uint8_t taken;   /* dead with an exception that somebody has seen */
-    uint8_t started : 1,     /* the coroutine has been resumed at least once */
-        yielded : 1,         /* suspended in gosched() */
-        claimed : 1,         /* the coroutine is in the table of claimed ones */
-        late : 1,            /* cleans up after others: not cancelled when main ends */
-        put_off : 2,         /* coro is no coroutine yet: see may_put_off */
-        roam : 1;            /* main only: may run on another thread this time */
-    G *schedlink;            /* next in the global queue */
-    struct JoinOp *waiters;  /* circular, oldest first; each entry owned */
-    G *all_prev, *all_next;  /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
+    _Atomic uint8_t taken;  /* dead with an exception that somebody has seen */
+    uint8_t started : 1,    /* the coroutine has been resumed at least once */
+        yielded : 1,        /* suspended in gosched() */
+        claimed : 1,        /* the coroutine is in the table of claimed ones */
+        put_off : 2;        /* coro is no coroutine yet: see may_put_off */
+    bool late;              /* cleans up after others: not cancelled when main ends */
+    bool roam;              /* main only: may run on another thread this time */
+    G *schedlink;           /* next in the global queue */
+    struct JoinOp *waiters; /* circular, oldest first; each entry owned */
+    G *all_prev, *all_next; /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
     PyObject *weakrefs;
 };
 
@@ -208,25 +216,25 @@ enum { LIVE_G, LIVE_OP, LIVE_KINDS };
 struct M {
     int id;
     bool spinning;
-    uint8_t luck;       /* how often it may still linger */
-    bool on_idle_list;  /* sched.lock */
-    bool inherited;     /* curg got its slice from the G that readied it */
+    uint8_t luck;             /* how often it may still linger */
+    bool on_idle_list;        /* sched.lock */
+    bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
-    P *p;               /* written by this M only; see p_enter for what it is worth */
-    P *nextp;           /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;            /* owned while set */
+    P *p;     /* written by this M only; see p_enter for what it is worth */
+    P *nextp; /* sched.lock until the note is woken: handed over by start_m */
+    G *curg;  /* owned while set */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
-    PyObject *context;  /* an empty Context, always entered on this thread */
-    PyObject *stop;     /* a StopIteration to use again and again: see op_iternext */
+    PyObject *context;   /* an empty Context, always entered on this thread */
+    PyObject *stop;      /* a StopIteration to use again and again: see op_iternext */
     Note note;
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
     _Atomic int64_t live[LIVE_KINDS];
     _Atomic int64_t galive; /* goroutines begun less ended on this M */
-    PyObject **drops;   /* references to drop when no lock is held and the P is in P_USER */
+    PyObject **drops;       /* references to drop when no lock is held and the P is in P_USER */
     size_t ndrops, drops_cap;
     pthread_t thread;
 };
@@ -242,74 +250,83 @@ extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
  *   P_STOPPED  stop-the-world took it from user code (U) or its M gave it up (R), to be put back. */
 enum { P_IDLE, P_USER, P_RUNNING, P_STOPPED_U, P_STOPPED_R, P_STOPPED_IDLE, P_DEAD };
 
-typedef struct { int64_t when_ns; Timer *timer; } TimerEntry;
+typedef struct {
+    int64_t when_ns;
+    Timer *timer;
+} TimerEntry;
 
 struct P {
     _Atomic uint64_t owner;
     int id;
-    bool idle;                /* sched.lock: on the idle list */
-    uint32_t tick;            /* slices started */
+    bool idle;     /* sched.lock: on the idle list */
+    uint32_t tick; /* slices started */
     int64_t slice_start_ns;
     uint64_t nsteal, nspill;
-    P *idle_next;             /* sched.lock */
+    P *idle_next; /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
     _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
-    _Atomic(G *) runnext;               /* owner sets; others may only CAS it to NULL */
+    _Atomic(G *) runnext;                       /* owner sets; others may only CAS it to NULL */
     _Atomic(G *) ring[RING_SIZE];
 
     _Alignas(CACHE_PAIR) Lock timers_lock;
-    TimerEntry *heap;         /* 4-ary */
+    TimerEntry *heap; /* 4-ary */
     size_t ntimers, heap_cap;
-    bool timers_closed;       /* P is dead: use allp[0] */
+    bool timers_closed;            /* P is dead: use allp[0] */
     _Atomic int64_t next_timer_ns; /* of heap[0], TIME_NEVER if none: for a look without the lock */
 };
 
-static inline uint64_t p_owner(const M *m, int status) { return (uint64_t)m->id << 8 | (uint64_t)status; }
+static inline uint64_t p_owner(const M *m, int status)
+{
+    return (uint64_t)m->id << 8 | (uint64_t)status;
+}
 
 /* ---- Sched ------------------------------------------------------------------------------------ */
 
-typedef struct { _Alignas(CACHE_PAIR) SpinLock lock; G *head; } AllgShard;
+typedef struct {
+    _Alignas(CACHE_PAIR) SpinLock lock;
+    G *head;
+} AllgShard;
 
 typedef struct {
     /* Read by everybody all the time, written hardly ever. */
-    _Atomic int32_t procs;        /* changes only with the world stopped */
+    _Atomic int32_t procs; /* changes only with the world stopped */
     _Atomic uint32_t stop_world;
-    _Atomic uint32_t running;     /* a run() is in progress */
-    _Atomic uint32_t counting;    /* main has ended: when the last goroutine does, so does run() */
-    _Atomic uint32_t draining;    /* ... and the others have been cancelled; no new ones */
-    _Atomic uint32_t ending;      /* somebody sees to it: see some_g_ended */
-    _Atomic uint32_t exiting;     /* lock to write: Ms leave */
-    _Atomic uint32_t aborted;     /* exiting although goroutines are left */
-    _Atomic uint32_t forked;      /* this is the child of a fork made inside a run */
+    _Atomic uint32_t running;  /* a run() is in progress */
+    _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
+    _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */
+    _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
+    _Atomic uint32_t exiting;  /* lock to write: Ms leave */
+    _Atomic uint32_t aborted;  /* exiting although goroutines are left */
+    _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
-    _Atomic uint32_t signalled;   /* lock to set: M0 has Python signal handlers to run */
-    M *m0;                        /* the thread that called run */
-    G *main_g;                    /* owned by run() */
+    _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
+    M *m0;                      /* the thread that called run */
+    G *main_g;                  /* owned by run() */
 
     /* Who works and who sleeps. */
     _Alignas(CACHE_PAIR) _Atomic int32_t npidle; /* lock to write */
     _Atomic int32_t nmspinning;
     _Atomic uint32_t need_spinning;
     _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
-    _Atomic(G *) m0_slot;         /* the main goroutine, waiting for m0 to finish what it runs */
+    _Atomic(G *) m0_slot;          /* the main goroutine, waiting for m0 to finish what it runs */
 
     _Alignas(CACHE_PAIR) Lock lock;
-    _Atomic int32_t runq_size;    /* lock to write */
-    G *runq_head, *runq_tail;     /* lock, as all below */
-    P *idle_ps;                   /* LIFO */
-    M *idle_ms;                   /* LIFO */
+    _Atomic int32_t runq_size; /* lock to write */
+    G *runq_head, *runq_tail;  /* lock, as all below */
+    P *idle_ps;                /* LIFO */
+    M *idle_ms;                /* LIFO */
     M *poller;
-    M *allm;                      /* all but m0 */
+    M *allm; /* all but m0 */
     int32_t nmidle, nm;
     int32_t next_m_id;
 
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
     _Atomic uint64_t next_id;     /* of goroutines */
-    _Atomic int64_t galive;       /* goroutines begun less ended, by threads that are no M; see g_alive */
-    _Atomic(PyObject *) fatal;    /* owned: the exception run() must raise */
+    _Atomic int64_t galive; /* goroutines begun less ended, by threads that are no M; see g_alive */
+    _Atomic(PyObject *) fatal; /* owned: the exception run() must raise */
 
     P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
     uint32_t coprimes[MAX_PROCS]; /* strides that visit every P once; world stopped to write */
@@ -363,22 +380,22 @@ static inline void live_add(M *m, int kind, int n)
 
 /* ---- proc.c ----------------------------------------------------------------------------------- */
 
-void schedule(M *m); /* run goroutines until the runtime ends */
-void start_g(G *g);  /* a new G; eats a reference */
-bool goready(M *m, G *g, bool next); /* eats the caller's reference if it returns true */
+void schedule(M *m);                   /* run goroutines until the runtime ends */
+void start_g(G *g);                    /* a new G; eats a reference */
+bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void poller_look(int64_t when_ns); /* a timer for then has been added */
-P *pidle_get(void);   /* sched.lock */
-void pidle_put(P *p); /* sched.lock */
+P *pidle_get(void);                /* sched.lock */
+void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
 void drop_later(M *m, PyObject *op);
 void drop_now(M *m);
-M *m_new(void); /* NULL: no memory */
+M *m_new(void);                       /* NULL: no memory */
 bool m_init(M *m, PyThreadState *ts); /* attached */
 void m_fini(M *m);                    /* attached */
-void wake_all_ms(void); /* sched.lock */
-void wake_m0(void);     /* sched.lock */
+void wake_all_ms(void);               /* sched.lock */
+void wake_m0(void);                   /* sched.lock */
 uint32_t m_random(M *m);
 
 /* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
@@ -387,10 +404,9 @@ static inline bool p_enter(M *m)
 {
     if (likely(m->p != NULL)) {
         uint64_t user = p_owner(m, P_USER);
-        if (likely(atomic_compare_exchange_strong_explicit(&m->p->owner, &user,
-                                                           p_owner(m, P_RUNNING),
-                                                           memory_order_acquire,
-                                                           memory_order_relaxed))) {
+        if (likely(atomic_compare_exchange_strong_explicit(
+                &m->p->owner, &user, p_owner(m, P_RUNNING), memory_order_acquire,
+                memory_order_relaxed))) {
             return true;
         }
     }
@@ -408,12 +424,12 @@ void runq_put(P *p, G *g, bool next);
 G *runq_get(P *p, bool *inherit);
 G *runq_steal(P *p, P *victim, bool take_next);
 bool runq_empty(P *p);
-int runq_drain(P *p, G **head, G **tail); /* world stopped */
-void globrunq_put(G *g);                   /* sched.lock */
-void globrunq_put_list(G *head, G *tail, int n);      /* sched.lock */
-void globrunq_put_head(G *head, G *tail, int n);      /* sched.lock */
-G *globrunq_get(void);                     /* sched.lock */
-G *globrunq_get_batch(P *p);               /* sched.lock */
+int runq_drain(P *p, G **head, G **tail);        /* world stopped */
+void globrunq_put(G *g);                         /* sched.lock */
+void globrunq_put_list(G *head, G *tail, int n); /* sched.lock */
+void globrunq_put_head(G *head, G *tail, int n); /* sched.lock */
+G *globrunq_get(void);                           /* sched.lock */
+G *globrunq_get_batch(P *p);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
@@ -436,8 +452,8 @@ PyObject *sleep_new(PyObject *module, PyObject *seconds);
  * does moves the reference to the run queue; the goroutine itself, cancelled, drops it. */
 typedef struct JoinOp {
     PyObject_HEAD
-    G *g;                        /* the goroutine that waits */
-    G *target;                   /* owned */
+    G *g;                          /* the goroutine that waits */
+    G *target;                     /* owned */
     _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
@@ -468,17 +484,17 @@ static inline bool op_cancel_pending(G *g)
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-G *g_new(M *m, PyObject *coro, PyObject *name); /* eats coro; 2 references; created where we are */
-void g_discard(G *g); /* never started after all; eats both references */
+G *g_new(M *m, PyObject *coro, PyObject *name, bool late); /* eats coro; 2 references; created where we are */
+void g_discard(G *g);                           /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
-bool g_cancel(G *g, PyObject *reason); /* from user code */
+bool g_cancel(G *g, PyObject *reason);                /* from user code */
 bool g_make_coro(G *g);
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
-int64_t g_alive(void); /* how many are alive */
+int64_t g_alive(void);             /* how many are alive */
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
 bool free_list_push(M *m, int kind, PyObject *op);
@@ -487,15 +503,15 @@ void free_lists_clear(M *m);
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
 bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
-int64_t check_dead(void); /* nothing runs: is it for ever? Returns when to look again */
+int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
-void procs_init(int n); /* before the first M */
-int procs_change(int n); /* detached, any thread; returns the former number */
+void procs_init(int n);          /* before the first M */
+int procs_change(int n);         /* detached, any thread; returns the former number */
 void world_wait(uint32_t epoch); /* detached */
 
 int maxprocs_default(void);

@@ -30,7 +30,8 @@ static void stop_world(void)
             P *p = sched.allp[i];
             uint64_t owner = atomic_load(&p->owner);
             if ((owner & 0xff) == P_USER) {
-                atomic_compare_exchange_strong(&p->owner, &owner, (owner & ~(uint64_t)0xff) | P_STOPPED_U);
+                atomic_compare_exchange_strong(&p->owner, &owner,
+                                               (owner & ~(uint64_t)0xff) | P_STOPPED_U);
             }
             int status = (int)(atomic_load(&p->owner) & 0xff);
             left += status == P_USER || status == P_RUNNING || status == P_IDLE;

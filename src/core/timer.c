@@ -344,7 +344,8 @@ static PyObject *sleep_repr(PyObject *self)
 {
     SleepOp *op = (SleepOp *)self;
     PyObject *s = PyFloat_FromDouble((double)op->duration_ns / 1e9);
-    PyObject *r = s ? PyUnicode_FromFormat("<gofer.sleep(%R) %s>", s, op_state_text(op->used)) : NULL;
+    PyObject *r =
+        s ? PyUnicode_FromFormat("<gofer.sleep(%R) %s>", s, op_state_text(op->used)) : NULL;
     Py_XDECREF(s);
     return r;
 }

@@ -154,8 +154,8 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and the
-    one that runs this.
+    Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and
+    the one that runs this.
     """
     return not sys._current_frames().keys() <= {main_ident, threading.get_ident()}
 

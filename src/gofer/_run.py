@@ -82,7 +82,7 @@ class _Interrupts:
 def _signal_pipe() -> Iterator[tuple[int, int]]:
     """A pipe that tells the runtime of every signal, so that handlers run while all threads sleep.
 
-    Somebody else's wake-up descriptor is left alone; then handlers run when the main thread next does.
+    Somebody else's wake-up descriptor is left alone; handlers then run when the main thread does.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     installed = False
@@ -107,7 +107,7 @@ def _as_coroutine(
         if args:
             raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
         return main
-    if callable(main) and _hooks.is_async(main):
+    if _hooks.is_async(main):
         return main(*args)
     raise TypeError(f"run() needs an async function or a coroutine object, not {main!r}")
 

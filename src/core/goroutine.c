@@ -693,6 +693,7 @@ static void g_untaken(G *g)
 static void g_finalize(PyObject *self)
 {
     G *g = (G *)self;
+    g->finalized = 1;
     uint32_t state = g_state(g);
     bool untaken = state == G_DEAD && g->end == END_ERROR && !g->taken;
     if (!untaken && (state == G_DEAD || state == G_IDLE)) {
@@ -732,8 +733,7 @@ static void g_dealloc(PyObject *self)
     Py_CLEAR(g->site_code);
     M *m = tls_m;
     live_add(m, LIVE_G, -1);
-    /* CPython remembers that a finalizer has run; such an object must not be used again. */
-    if (!plain || !free_list_push(m, FREE_G, self)) {
+    if (g->finalized || !free_list_push(m, FREE_G, self)) {
         PyObject_GC_Del(self);
     }
 }

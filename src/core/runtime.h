@@ -174,7 +174,8 @@ struct G {
     uint8_t started : 1,    /* the coroutine has been resumed at least once */
         yielded : 1,        /* suspended in gosched() */
         claimed : 1,        /* the coroutine is in the table of claimed ones */
-        put_off : 2;        /* coro is no coroutine yet: see may_put_off */
+        put_off : 2,        /* coro is no coroutine yet: see may_put_off */
+        finalized : 1;      /* CPython calls a finalizer once for an object: do not use it again */
     bool late;              /* cleans up after others: not cancelled when main ends */
     bool roam;              /* main only: may run on another thread this time */
     G *schedlink;           /* next in the global queue */
@@ -484,8 +485,9 @@ static inline bool op_cancel_pending(G *g)
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-G *g_new(M *m, PyObject *coro, PyObject *name, bool late); /* eats coro; 2 references; created where we are */
-void g_discard(G *g);                           /* never started after all; eats both references */
+G *g_new(M *m, PyObject *coro, PyObject *name,
+         bool late);  /* eats coro; 2 references; created where we are */
+void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 bool g_make_coro(G *g);

@@ -209,7 +209,7 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-G *g_new(M *m, PyObject *coro, PyObject *name, bool late)
+G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
 {
     PyObject *context = NULL;
     PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
@@ -236,6 +236,7 @@ G *g_new(M *m, PyObject *coro, PyObject *name, bool late)
     g->coro = coro;
     g->name = Py_XNewRef(name); /* may be NULL: see g_name */
     g->context = context;
+    g->put_off = put_off & 3;
     g->late = late;
     g->site_code = compat_caller(ts, &g->site_lasti);
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
@@ -307,7 +308,7 @@ static bool may_put_off(PyObject *fn, Py_ssize_t nargs, Py_ssize_t nkw, PyObject
 }
 
 /* What g->coro is until then: one argument itself, or a tuple of them. */
-static PyObject *put_off(PyObject *const *args, Py_ssize_t nargs)
+static PyObject *keep_args(PyObject *const *args, Py_ssize_t nargs)
 {
     if (nargs == 1) {
         return Py_NewRef(args[0]);
@@ -445,7 +446,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     }
     else {
         later = may_put_off(fn, nargs - 1, nkw, name);
-        coro = later ? put_off(args + 1, nargs - 1)
+        coro = later ? keep_args(args + 1, nargs - 1)
                      : make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
         if (!later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
@@ -478,11 +479,11 @@ done:
     if (name == NULL && PyFunction_Check(fn)) {
         name = ((PyFunctionObject *)fn)->func_qualname;
     }
-    G *g = g_new(tls_m, coro, name, false);
+    int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
+    G *g = g_new(tls_m, coro, name, put_off, false);
     if (g == NULL) {
         return NULL;
     }
-    g->put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
     if (given && !claim(g)) {
         g_discard(g);
         return NULL;
@@ -643,6 +644,21 @@ static int g_clear(PyObject *self)
  * closed the coroutines of the cycle already (it calls finalizers in no particular order). */
 static void g_leaked(G *g)
 {
+    /* Others may have got at it through allgs since the collector looked: what is woken lives, and
+     * whoever looks at its frames finishes first. From G_DEAD on it is ours alone. */
+    g->end = END_LEAKED;
+    for (int tries = 0;;) {
+        uint32_t s = atomic_load(&g->state);
+        if ((s & G_STATE) != G_WAITING) {
+            return;
+        }
+        if (!(s & (G_SCAN | G_LOCK)) && atomic_compare_exchange_strong(&g->state, &s, G_DEAD)) {
+            break;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        spin_wait(&tries);
+        Py_END_ALLOW_THREADS
+    }
     int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);
@@ -662,8 +678,6 @@ static void g_leaked(G *g)
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    g->end = END_LEAKED;
-    atomic_store(&g->state, G_DEAD);
     galive_add(tls_m, -1);
     if (atomic_load(&sched.counting)) {
         some_g_ended();

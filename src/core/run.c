@@ -399,7 +399,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     reset_sched();
     sched.m0 = m;
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
-    G *g = g_new(NULL, Py_NewRef(coro), NULL, false);
+    G *g = g_new(NULL, Py_NewRef(coro), NULL, 0, false);
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
     if (g != NULL && caller != NULL) { /* main is created by whoever called gofer.run() */
@@ -538,7 +538,7 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(tls_m, Py_NewRef(coro), NULL, true);
+    G *g = g_new(tls_m, Py_NewRef(coro), NULL, 0, true);
     if (g == NULL) {
         return NULL;
     }

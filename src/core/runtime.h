@@ -485,8 +485,8 @@ static inline bool op_cancel_pending(G *g)
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-G *g_new(M *m, PyObject *coro, PyObject *name,
-         bool late);  /* eats coro; 2 references; created where we are */
+/* Created where the caller stands. Eats coro; returns two references. */
+G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */

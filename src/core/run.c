@@ -296,8 +296,10 @@ static bool join_ms(int64_t patience_ns)
     return true;
 }
 
-static void reset_sched(void)
+static void reset_sched(M *m0)
 {
+    lock(&sched.lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
     sched.idle_ms = NULL;
@@ -315,6 +317,7 @@ static void reset_sched(void)
     atomic_store(&sched.thread_limit_hit, 0);
     atomic_store(&sched.signalled, 0);
     rescues = 0;
+    unlock(&sched.lock);
 }
 
 /* An aborted run may have left a thread in user code that would not come back. */
@@ -355,7 +358,9 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
             result); /* if handles are in it, run_fail() hears of them while we are still here */
     }
     if (alone) {
+        lock(&sched.lock);
         sched.m0 = NULL;
+        unlock(&sched.lock);
         PyMem_RawFree(m);
     }
     atomic_store(&sched.running, alone ? 0 : 2);
@@ -396,8 +401,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         atomic_store(&sched.running, 0);
         return PyErr_NoMemory();
     }
-    reset_sched();
-    sched.m0 = m;
+    reset_sched(m);
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
     G *g = g_new(NULL, Py_NewRef(coro), NULL, 0, false);
     PyFrameObject *frame = PyEval_GetFrame();
@@ -579,7 +583,7 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         for (M *m = sched.allm; m != NULL; m = m->all_next) {
             n[i] += atomic_load(&m->live[i]);
         }
-        if (atomic_load(&sched.running) == 1) {
+        if (sched.m0 != NULL) {
             n[i] += atomic_load(&sched.m0->live[i]);
         }
     }

@@ -145,10 +145,10 @@ void procs_init(int n)
         atomic_store(&sched.allp[i]->owner, P_DEAD);
     }
     sched.procs = 0;
-    sched.idle_ps = NULL;
-    atomic_store(&sched.npidle, 0);
     set_procs(n);
     lock(&sched.lock);
+    sched.idle_ps = NULL;
+    atomic_store(&sched.npidle, 0);
     for (int i = n - 1; i >= 0; i--) {
         pidle_put(sched.allp[i]);
     }

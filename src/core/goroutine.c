@@ -90,29 +90,50 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-static void galive_add(M *m, int n)
+static void count_begun(M *m)
 {
     if (likely(m != NULL)) {
-        count_add(&m->galive, n);
+        count_add(&m->gbegun, 1);
     }
     else {
-        atomic_fetch_add(&sched.galive, n);
+        atomic_fetch_add(&sched.gbegun, 1);
     }
 }
 
-/* Exact while none is born: an M counts an end, fences (here) and adds up, so of several that end at
- * once the last to do so sees all of them. */
+static void count_ended(M *m)
+{
+    if (likely(m != NULL)) {
+        count_add(&m->gended, 1);
+    }
+    else {
+        atomic_fetch_add(&sched.gended, 1);
+    }
+}
+
+/* Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
+ * counts an end, fences (here) and adds up, so of several that end at once the last sees them all. */
 int64_t g_alive(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    int64_t n = atomic_load(&sched.galive);
     lock(&sched.lock);
-    n += sched.m0 != NULL ? atomic_load(&sched.m0->galive) : 0;
+    int64_t n = -atomic_load(&sched.gended);
+    n -= sched.m0 != NULL ? atomic_load(&sched.m0->gended) : 0;
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        n += atomic_load(&m->galive);
+        n -= atomic_load(&m->gended);
+    }
+    n += atomic_load(&sched.gbegun);
+    n += sched.m0 != NULL ? atomic_load(&sched.m0->gbegun) : 0;
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        n += atomic_load(&m->gbegun);
     }
     unlock(&sched.lock);
     return n;
+}
+
+void g_count_fold(M *m)
+{
+    atomic_fetch_add(&sched.gbegun, atomic_exchange(&m->gbegun, 0));
+    atomic_fetch_add(&sched.gended, atomic_exchange(&m->gended, 0));
 }
 
 G **allgs_snapshot(Py_ssize_t *n)
@@ -160,11 +181,13 @@ G **allgs_snapshot(Py_ssize_t *n)
  * two threads at once, which free-threaded CPython does not survive. */
 static PyObject *claimed;
 
+bool claims_init(void)
+{
+    return claimed != NULL || (claimed = PyDict_New()) != NULL;
+}
+
 static bool claim(G *g)
 {
-    if (claimed == NULL && (claimed = PyDict_New()) == NULL) {
-        return false;
-    }
     PyObject *key = PyLong_FromVoidPtr(g->coro);
     PyObject *mine = PyLong_FromUnsignedLongLong(g->id);
     PyObject *owner = NULL;
@@ -209,6 +232,16 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
+static PyObject *name_of(PyObject *coro)
+{
+    PyObject *name = PyObject_GetAttrString(coro, "__qualname__");
+    if (name == NULL) {
+        PyErr_Clear(); /* a coroutine of another implementation */
+        name = PyUnicode_FromString(Py_TYPE(coro)->tp_name);
+    }
+    return name;
+}
+
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
 {
     PyObject *context = NULL;
@@ -220,12 +253,19 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
         Py_DECREF(coro);
         return NULL;
     }
+    name = name != NULL ? Py_NewRef(name) : name_of(coro);
+    if (name == NULL) {
+        Py_DECREF(coro);
+        Py_XDECREF(context);
+        return NULL;
+    }
     G *g = free_list_pop(m, FREE_G);
     if (g != NULL) {
         PyObject_Init((PyObject *)g, &Goroutine_Type);
     }
     else if ((g = PyObject_GC_New(G, &Goroutine_Type)) == NULL) {
         Py_DECREF(coro);
+        Py_DECREF(name);
         Py_XDECREF(context);
         return NULL;
     }
@@ -234,7 +274,7 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     g->id = next_id(m);
     g->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     g->coro = coro;
-    g->name = Py_XNewRef(name); /* may be NULL: see g_name */
+    g->name = name; /* never changes: anybody may read it */
     g->context = context;
     g->put_off = put_off & 3;
     g->late = late;
@@ -245,7 +285,7 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
     allgs_add(g);
-    galive_add(m, 1);
+    count_begun(m);
     return g;
 }
 
@@ -257,7 +297,7 @@ void g_discard(G *g)
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
     Py_DECREF(g);
     Py_DECREF(g);
-    galive_add(tls_m, -1);
+    count_ended(tls_m);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -388,11 +428,11 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
-    if (!atomic_load(&sched.running) || atomic_load(&sched.draining)) {
+    bool on = atomic_load(&sched.running) == RUN_ON;
+    if (!on || atomic_load(&sched.draining)) {
         PyErr_SetString(PyExc_RuntimeError,
-                        atomic_load(&sched.running)
-                            ? "go() after the main goroutine has ended: the runtime is stopping"
-                            : "go() needs a running runtime: call it inside gofer.run(main)");
+                        on ? "go() after the main goroutine has ended: the runtime is stopping"
+                           : "go() needs a running runtime: call it inside gofer.run(main)");
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
@@ -513,7 +553,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_add(&m->galive, -1);
+    count_ended(m);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
@@ -524,9 +564,6 @@ void g_drop_coro(G *g)
 {
     if (g->claimed) {
         g_unclaim(g);
-    }
-    if (g->name == NULL && (g->name = g_name(g)) == NULL) {
-        PyErr_WriteUnraisable((PyObject *)g);
     }
     Py_CLEAR(g->context);
     Py_CLEAR(g->coro);
@@ -569,6 +606,8 @@ bool g_cancel(G *g, PyObject *reason)
 }
 
 /* ---- looking at a suspended coroutine from outside ---- */
+
+static _Thread_local G *scanning; /* what this thread looks at: a handler may look again meanwhile */
 
 /* Keep `g` from being run. False: it runs now, or it is dead. */
 static bool scan_begin(G *g)
@@ -672,13 +711,22 @@ static void g_leaked(G *g)
     if (PyErr_Occurred()) {
         PyErr_WriteUnraisable((PyObject *)g); /* -W error: the warning as an exception */
     }
+    /* Its clean-up runs here, in the middle of somebody else's slice: it must not await in his name. */
+    M *m = tls_m;
+    G *current = m != NULL ? m->curg : NULL;
+    if (m != NULL) {
+        m->curg = NULL;
+    }
     PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
+    if (m != NULL) {
+        m->curg = current;
+    }
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    galive_add(tls_m, -1);
+    count_ended(tls_m);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -687,8 +735,7 @@ static void g_leaked(G *g)
 /* Dropped with an exception that nobody has looked at: run() shall raise it. */
 static void g_untaken(G *g)
 {
-    PyObject *exc = g->value;
-    g->value = NULL;
+    PyObject *exc = Py_NewRef(g->value);
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);
     if (name != NULL && site != NULL) {
@@ -738,6 +785,7 @@ static void g_dealloc(PyObject *self)
         return;
     }
     PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, g_dealloc) /* a result may be a handle, whose result is a handle ... */
     if (g->weakrefs != NULL) {
         PyObject_ClearWeakRefs(self);
     }
@@ -750,6 +798,7 @@ static void g_dealloc(PyObject *self)
     if (g->finalized || !free_list_push(m, FREE_G, self)) {
         PyObject_GC_Del(self);
     }
+    Py_TRASHCAN_END
 }
 
 /* ---- the Python face ---- */
@@ -787,19 +836,8 @@ static PySendResult g_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **
 
 PyObject *g_name(G *g)
 {
-    if (g->name != NULL) {
-        return PyFunction_Check(g->name) ? PyObject_GetAttrString(g->name, "__qualname__")
-                                         : Py_NewRef(g->name);
-    }
-    if (g->coro == NULL) {
-        return PyUnicode_FromString("?");
-    }
-    PyObject *name = PyObject_GetAttrString(g->coro, "__qualname__");
-    if (name == NULL) {
-        PyErr_Clear(); /* a coroutine of another implementation */
-        name = PyUnicode_FromString(Py_TYPE(g->coro)->tp_name);
-    }
-    return name;
+    return PyFunction_Check(g->name) ? PyObject_GetAttrString(g->name, "__qualname__")
+                                     : Py_NewRef(g->name);
 }
 
 PyObject *g_created_at(G *g)
@@ -912,7 +950,7 @@ static PyObject *g_cancelled(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyObject *g_cancel_method(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"reason", NULL};
+    static char reason_name[] = "reason", *names[] = {reason_name, NULL};
     PyObject *reason = NULL;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:cancel", names, &reason) || check_forked()) {
         return NULL;
@@ -924,11 +962,16 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
 {
     G *g = (G *)self;
     M *m = tls_m;
-    bool own = m != NULL && m->curg == g;
+    bool own = (m != NULL && m->curg == g) || scanning == g;
     bool scan = !own && scan_begin(g);
+    G *outer = scanning;
+    if (scan) {
+        scanning = g;
+    }
     PyObject *what = !own && !scan ? Py_None : g->put_off ? g->name : g->coro;
     PyObject *r = PyObject_CallOneArg(hooks.stack_of, what);
     if (scan) {
+        scanning = outer;
         scan_end(g);
     }
     return r;

@@ -76,6 +76,9 @@ static int module_exec(PyObject *mod)
             return -1;
         }
     }
+    if (!claims_init()) {
+        return -1;
+    }
     run_module_init();
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||

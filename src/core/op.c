@@ -63,6 +63,13 @@ bool op_raise_if_cancelled(G *g)
     return true;
 }
 
+/* Nobody but us holds it, and nobody who caught it (driving a coroutine by hand) left anything in it. */
+static bool stop_reusable(PyObject *stop)
+{
+    PyStopIterationObject *s = (PyStopIterationObject *)stop;
+    return Py_REFCNT(stop) == 1 && s->traceback == NULL && s->context == NULL && s->dict == NULL;
+}
+
 /* From 3.12 on the interpreter calls this, not am_send (3.11 does while a trace function is set), and
  * wants a result other than None as a StopIteration. It takes the value out and drops the exception,
  * so each M uses one over again instead of paying for a new one with every result. */
@@ -82,22 +89,18 @@ PyObject *op_iternext(PyObject *self)
         return NULL; /* without an exception: None */
     }
     PyObject *stop = NULL;
-    if (m != NULL && m->stop != NULL && Py_REFCNT(m->stop) == 1) {
+    if (m != NULL && m->stop != NULL && stop_reusable(m->stop)) {
         stop = Py_NewRef(m->stop);
-        PyObject *old = ((PyStopIterationObject *)stop)->value;
-        ((PyStopIterationObject *)stop)->value = value;
-        Py_XDECREF(old);
     }
-    else {
-        /* by call: a tuple or an exception as value must stay one argument */
-        stop = PyObject_CallOneArg(PyExc_StopIteration, value);
-        Py_DECREF(value);
-        if (m != NULL && stop != NULL) {
-            Py_XSETREF(m->stop, Py_NewRef(stop));
-        }
+    else if ((stop = PyObject_CallNoArgs(PyExc_StopIteration)) != NULL && m != NULL) {
+        Py_XSETREF(m->stop, Py_NewRef(stop));
     }
     if (stop != NULL) {
+        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
         compat_raise(stop);
+    }
+    else {
+        Py_DECREF(value);
     }
     return NULL;
 }
@@ -105,9 +108,8 @@ PyObject *op_iternext(PyObject *self)
 /* The slice is over: what its last await returned shall not live on in m->stop. */
 void op_drop_stop_value(M *m)
 {
-    PyObject *stop = m->stop;
-    if (stop != NULL && Py_REFCNT(stop) == 1) {
-        Py_CLEAR(((PyStopIterationObject *)stop)->value);
+    if (stop_reusable(m->stop)) {
+        Py_CLEAR(((PyStopIterationObject *)m->stop)->value);
     }
     else {
         Py_CLEAR(m->stop);
@@ -349,6 +351,33 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     return PYGEN_ERROR;
 }
 
+/* The coroutine that awaits it is being closed. */
+static PyObject *join_close(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    JoinOp *op = (JoinOp *)self;
+    JoinOp *prev = atomic_load_explicit(&op->prev, memory_order_acquire);
+    bool ours = false;
+    if (prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE && op->target != NULL) {
+        g_lock(op->target);
+        prev = join_prev(op);
+        ours = prev != JOIN_FIRED && prev != JOIN_DONE;
+        if (ours) {
+            join_unlink(op->target, op, JOIN_DONE);
+        }
+        g_unlock(op->target);
+    }
+    if (ours) {
+        Py_CLEAR(op->g);
+        Py_DECREF(op);
+    }
+    else if (prev == NULL) {
+        join_set_prev(op, JOIN_DONE);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef join_methods[] = {{"close", join_close, METH_NOARGS, NULL}, {NULL}};
+
 static int join_traverse(PyObject *self, visitproc visit, void *arg)
 {
     JoinOp *op = (JoinOp *)self;
@@ -369,11 +398,13 @@ static void join_dealloc(PyObject *self)
 {
     M *m = tls_m;
     PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, join_dealloc)
     join_clear(self);
     live_add(m, LIVE_OP, -1);
     if (!free_list_push(m, FREE_JOIN, self)) {
         PyObject_GC_Del(self);
     }
+    Py_TRASHCAN_END
 }
 
 static PyObject *join_repr(PyObject *self)
@@ -395,4 +426,5 @@ PyTypeObject JoinOp_Type = {
     .tp_as_async = &join_async,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = op_iternext,
+    .tp_methods = join_methods,
 };

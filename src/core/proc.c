@@ -34,15 +34,14 @@
  *
  * PUBLISHING WORK AND GOING TO SLEEP: no wake-up is lost.
  *   Submitter: put G on a queue; full fence; if there is an idle P and nobody spins, start an M.
- *   Sleeper:   stop spinning (atomic decrement, full fence); look at all queues once more; sleep.
+ *   Sleeper:   give up the P; stop spinning (atomic, full fence); look at all queues again; sleep.
  *   If the submitter saw a spinning M, that M's second look comes after the submission. If it saw
- *   none, it starts one. An M that finds work while it spins starts another in its place (so all Ps get
- *   busy as long as there is work), because submitters relied on it to go on looking.
- *   The global queue is re-checked under sched.lock, under which the P is given up, by Ms that did not
- *   spin too. */
+ *   none, it starts one. If it saw no idle P, whoever gives one up afterwards takes that second look
+ *   too, whether it spun or not. (In Go only spinning Ms do, and a flag `needspinning` makes up for it.)
+ *   An M that finds work while it spins starts another in its place, because submitters relied on it to
+ *   go on looking; so all Ps get busy as long as there is work. */
 #include "runtime.h"
 
-#include <errno.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -184,11 +183,12 @@ static void idle_m_add(M *m) /* sched.lock */
     sched.nmidle++;
 }
 
-/* The one that slept least, but rather not the one that watches the timers. */
+/* The one that slept least, but not the one that watches the timers, unless no P is left idle for which it
+ * could do so. */
 static M *idle_m_get(void) /* sched.lock */
 {
     M *m = sched.idle_ms;
-    if (m != NULL && m == sched.poller && m->idle_next != NULL) {
+    if (m != NULL && m == sched.poller && (m->idle_next != NULL || sched.idle_ps != NULL)) {
         m = m->idle_next;
     }
     if (m != NULL) {
@@ -303,11 +303,8 @@ void wakep(void)
     unlock(&sched.lock);
     if (p != NULL) {
         start_m(p, !HAVE_GIL);
-        return;
     }
-    if (!HAVE_GIL) {
-        /* All Ps are busy, but one may be on its way to idleness, having looked before we published. */
-        atomic_store(&sched.need_spinning, 1);
+    else if (!HAVE_GIL) {
         atomic_fetch_sub(&sched.nmspinning, 1);
     }
 }
@@ -381,7 +378,8 @@ static void stop_m(M *m)
     if (until != TIME_NEVER) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
         atomic_thread_fence(memory_order_seq_cst);
-        until = timers_next();
+        int64_t again = timers_next();
+        until = again < until ? again : until; /* never later than what poll_until_ns tells them */
     }
     else if (dead) {
         until = check_dead();
@@ -477,7 +475,15 @@ bool goready(M *m, G *g, bool next)
             to = s | G_NOTIFIED;
         }
         else {
-            return false;
+            /* It will look for itself. The fence: it must then see what the caller stored before (that
+             * its wait is over), and did so if it leaves this state after our second load. */
+            atomic_thread_fence(memory_order_seq_cst);
+            uint32_t again = atomic_load(&g->state);
+            if (again == s) {
+                return false;
+            }
+            s = again;
+            continue;
         }
         if (atomic_compare_exchange_weak(&g->state, &s, to)) {
             if ((to & G_STATE) != G_RUNNABLE) {
@@ -585,6 +591,16 @@ static GEnd classify(PyObject *exc)
                                                              : END_ERROR;
 }
 
+/* The collector had found it leaked and closed its coroutine when the end of main woke it after all. */
+static bool closed_by_collector(PyObject *exc)
+{
+    PyObject *text = Py_TYPE(exc) == (PyTypeObject *)PyExc_RuntimeError ? PyObject_Str(exc) : NULL;
+    bool closed = text != NULL && PyUnicode_CompareWithASCIIString(
+                                      text, "cannot reuse already awaited coroutine") == 0;
+    Py_XDECREF(text);
+    return closed;
+}
+
 static void report_thread_limit(void)
 {
     int limit = atomic_exchange(&sched.thread_limit_hit, 0);
@@ -600,16 +616,17 @@ static void report_thread_limit(void)
 static void park_or_requeue(M *m, G *g)
 {
     uint32_t s = atomic_load(&g->state), to;
-    bool requeue;
+    /* Not `yielded`, which may be from a gosched() of code that drove a coroutine by hand. */
+    bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
     do {
-        requeue = g->yielded || (s & G_NOTIFIED);
+        requeue = yields || (s & G_NOTIFIED);
         to = (s & (G_CANCEL | G_LOCK)) | (requeue ? G_RUNNABLE : G_WAITING);
     } while (!atomic_compare_exchange_weak(&g->state, &s, to));
     if (!requeue) {
         drop_later(m,
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
-    else if (g->yielded) {
+    else if (yields) {
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);
@@ -643,7 +660,6 @@ static void execute(M *m, G *g, bool inherit)
             return;
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING));
-    m->curg = g;
     m->inherited = inherit;
     if (!inherit) {
         m->p->tick++;
@@ -656,6 +672,10 @@ static void execute(M *m, G *g, bool inherit)
     }
     if (unlikely(atomic_load_explicit(&sched.thread_limit_hit, memory_order_relaxed) > 0)) {
         report_thread_limit();
+    }
+    m->curg = g; /* from here on, what runs on this thread is its code */
+    if (unlikely(g == sched.main_g)) {
+        g->roam = false;
     }
     PyObject *value = NULL;
     GEnd end = END_NONE;
@@ -672,6 +692,12 @@ static void execute(M *m, G *g, bool inherit)
     default:
         value = compat_take_exception();
         end = classify(value);
+        if (unlikely(end == END_ERROR && op_cancel_pending(g) && closed_by_collector(value))) {
+            Py_DECREF(value);
+            op_raise_if_cancelled(g);
+            value = compat_take_exception();
+            end = END_CANCELLED;
+        }
     }
     m->curg = NULL;
     if (m->stop != NULL) {
@@ -852,8 +878,9 @@ static G *find_runnable(M *m, bool *inherit)
             return NULL;
         }
         if (unlikely(m->p == NULL && !get_idle_p(m))) {
-            if (m->spinning) {
+            if (m->spinning) { /* our P was taken away: submitters counted on us */
                 stop_spinning(m);
+                wakep();
             }
             if (m->ndrops > 0) {
                 drop_now(m);
@@ -932,20 +959,14 @@ static G *find_runnable(M *m, bool *inherit)
             unlock(&sched.lock);
             return g;
         }
-        if (!HAVE_GIL && !m->spinning && atomic_exchange(&sched.need_spinning, 0) == 1) {
-            unlock(&sched.lock);
-            start_spinning(m);
-            continue;
-        }
         m->p = NULL;
         pidle_put(p);
         unlock(&sched.lock);
 
-        bool counted_on = HAVE_GIL || m->spinning;
         if (m->spinning) {
             stop_spinning(m); /* before the second look: see the top of this file */
         }
-        if (counted_on && missed_work() && get_idle_p(m)) {
+        if (missed_work() && get_idle_p(m)) {
             if (!HAVE_GIL) {
                 start_spinning(m);
             }
@@ -960,6 +981,7 @@ static void give_to_m0(M *m, G *g)
 {
     M *m0 = sched.m0;
     lock(&sched.lock);
+    atomic_store(&sched.slot_since_ns, nanotime());
     atomic_store(&sched.m0_slot, g);
     bool idle = m0->on_idle_list;
     if (idle) { /* it gets our P; we find another or sleep */

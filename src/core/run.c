@@ -16,7 +16,6 @@
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
 #include "runtime.h"
 
-#include <errno.h>
 #include <unistd.h>
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
@@ -53,33 +52,48 @@ static G *main_goroutine(void)
 
 /* ---- failing ---- */
 
+/* Whether `exc` shows up in the traceback of `shown`. (Bounded: people make cycles.) */
+static bool shows(PyObject *shown, PyObject *exc)
+{
+    PyObject *at = Py_NewRef(shown);
+    bool found = false;
+    for (int i = 0; at != NULL && !(found = at == exc) && i < 1000; i++) {
+        Py_SETREF(at, PyException_GetContext(at));
+    }
+    Py_XDECREF(at);
+    return found;
+}
+
+/* Make `exc`, not the first to fail, show up in the traceback of the first. Eats exc. */
+static void add_failure(PyObject *first, PyObject *exc)
+{
+    if (shows(first, exc)) {
+        Py_DECREF(exc);
+        return;
+    }
+    if (shows(exc, first)) { /* then raise this one: it shows both */
+        Py_XDECREF(atomic_exchange(&sched.fatal, exc));
+        return;
+    }
+    PyObject *end = Py_NewRef(first), *next;
+    for (int i = 0; i < 1000 && (next = PyException_GetContext(end)) != NULL; i++) {
+        Py_SETREF(end, next);
+    }
+    PyException_SetContext(end, exc);
+    Py_DECREF(end);
+}
+
 void run_fail(PyObject *exc)
 {
     PyObject *first = NULL;
-    if (!atomic_load(&sched.running) || atomic_load(&sched.forked)) {
+    if (atomic_load(&sched.running) != RUN_ON || atomic_load(&sched.forked)) {
         compat_raise(exc);
         PyErr_WriteUnraisable(NULL); /* no run() to raise it */
         return;
     }
     if (!atomic_compare_exchange_strong(&sched.fatal, &first, exc)) {
-        if (first == exc) {
-            Py_DECREF(exc);
-            return;
-        }
-        /* Not the first: it shows up in the first one's traceback. */
         Py_INCREF(first);
-        PyObject *end = first, *next;
-        while ((next = PyException_GetContext(end)) != NULL && next != exc) {
-            Py_DECREF(next); /* `end` keeps it */
-            end = next;
-        }
-        if (next == exc) {
-            Py_DECREF(next);
-            Py_DECREF(exc);
-        }
-        else {
-            PyException_SetContext(end, exc);
-        }
+        add_failure(first, exc);
         Py_DECREF(first);
         return;
     }
@@ -144,6 +158,24 @@ void some_g_ended(void)
     }
 }
 
+/* goroutines(): all that are alive. */
+static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    Py_ssize_t n;
+    G **all = allgs_snapshot(&n);
+    PyObject *list = all != NULL ? PyList_New(n) : PyErr_NoMemory();
+    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+        if (list != NULL) {
+            PyList_SET_ITEM(list, i, (PyObject *)all[i]);
+        }
+        else {
+            Py_DECREF(all[i]);
+        }
+    }
+    PyMem_RawFree(all);
+    return list;
+}
+
 static bool all_asleep(void)
 {
     lock(&sched.lock);
@@ -191,18 +223,7 @@ int64_t check_dead(void)
         Py_XDECREF(main_g);
         return TIME_NEVER;
     }
-    Py_ssize_t n;
-    G **all = allgs_snapshot(&n);
-    PyObject *list = all != NULL ? PyList_New(n) : PyErr_NoMemory();
-    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-        if (list != NULL) {
-            PyList_SET_ITEM(list, i, (PyObject *)all[i]);
-        }
-        else {
-            Py_DECREF(all[i]);
-        }
-    }
-    PyMem_RawFree(all);
+    PyObject *list = core_goroutines(NULL, NULL);
     PyObject *text = list != NULL ? PyObject_CallOneArg(hooks.deadlock_text, list) : NULL;
     Py_XDECREF(list);
     if (text != NULL) {
@@ -213,9 +234,9 @@ int64_t check_dead(void)
     return TIME_NEVER;
 }
 
-/* ---- what an aborted run leaves behind; no M but M0 is left ---- */
+/* ---- what an aborted run leaves behind ---- */
 
-static void close_g(G *g) /* eats the reference; its state is ours to set */
+static void close_g(M *m, G *g) /* eats the reference; its state is ours to set */
 {
     PyObject *r = g->put_off ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
     if (r == NULL) {
@@ -223,38 +244,41 @@ static void close_g(G *g) /* eats the reference; its state is ours to set */
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    g_finish(tls_m, g, END_CANCELLED, PyObject_CallNoArgs(hooks.Cancelled));
+    g_finish(m, g, END_CANCELLED, PyObject_CallNoArgs(hooks.Cancelled));
     Py_DECREF(g);
 }
 
-static void bury_the_rest(void)
+/* Only goroutines of Ms that are stuck in user code are spared: they are G_RUNNING. */
+static void bury_the_rest(M *m)
 {
-    M *m = tls_m;
-    while (g_alive() > 0) {
-        for (int i = 0; i < sched.procs; i++) {
+    bool found = true;
+    while (found) {
+        found = false;
+        for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
             bool inherit;
-            for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL;) {
-                close_g(g);
+            for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL; found = true) {
+                close_g(m, g);
             }
         }
-        G *g = atomic_exchange(&sched.m0_slot, NULL);
-        if (g != NULL) {
-            close_g(g);
-        }
-        lock(&sched.lock);
-        g = globrunq_get();
-        unlock(&sched.lock);
-        if (g != NULL) {
-            close_g(g);
-            continue;
+        for (;;) {
+            lock(&sched.lock);
+            G *g = atomic_exchange(&sched.m0_slot, NULL);
+            g = g != NULL ? g : globrunq_get();
+            unlock(&sched.lock);
+            if (g == NULL) {
+                break;
+            }
+            close_g(m, g);
+            found = true;
         }
         Py_ssize_t n;
         G **all = allgs_snapshot(&n);
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-            uint32_t waiting = atomic_load(&all[i]->state);
-            if ((waiting & G_STATE) == G_WAITING) {
-                atomic_store(&all[i]->state, G_RUNNING);
-                close_g(all[i]);
+            uint32_t s = atomic_load(&all[i]->state);
+            if ((s & G_STATE) == G_WAITING &&
+                atomic_compare_exchange_strong(&all[i]->state, &s, G_RUNNING)) {
+                close_g(m, all[i]);
+                found = true;
             }
             else {
                 Py_DECREF(all[i]);
@@ -262,9 +286,6 @@ static void bury_the_rest(void)
         }
         PyMem_RawFree(all);
         drop_now(m);
-    }
-    for (int i = 0; i < sched.procs; i++) {
-        timers_discard(sched.allp[i]);
     }
 }
 
@@ -287,10 +308,18 @@ static bool join_ms(int64_t patience_ns)
         }
         usleep(1000);
     }
-    while (sched.allm != NULL) { /* nobody adds to it any more */
-        M *m = sched.allm;
+    for (;;) {
+        lock(&sched.lock);
+        M *m = sched.allm; /* nobody adds to it any more */
+        unlock(&sched.lock);
+        if (m == NULL) {
+            break;
+        }
         pthread_join(m->thread, NULL);
+        lock(&sched.lock);
         sched.allm = m->all_next;
+        g_count_fold(m);
+        unlock(&sched.lock);
         PyMem_RawFree(m);
     }
     return true;
@@ -306,9 +335,9 @@ static void reset_sched(M *m0)
     sched.poller = NULL;
     atomic_store(&sched.poll_until_ns, 0);
     atomic_store(&sched.nmspinning, 0);
-    atomic_store(&sched.need_spinning, 0);
     atomic_store(&sched.next_id, 1);
-    atomic_store(&sched.galive, 0);
+    atomic_store(&sched.gbegun, 0);
+    atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
     atomic_store(&sched.draining, 0);
     atomic_store(&sched.ending, 0);
@@ -321,25 +350,25 @@ static void reset_sched(M *m0)
 }
 
 /* An aborted run may have left a thread in user code that would not come back. */
-static bool begin(void)
+static bool begin(bool *stuck)
 {
-    uint32_t none = 0;
-    if (atomic_compare_exchange_strong(&sched.running, &none, 1)) {
+    uint32_t was = RUN_NONE;
+    *stuck = false;
+    if (atomic_compare_exchange_strong(&sched.running, &was, RUN_STARTING)) {
         return true;
     }
-    bool clean = false;
-    if (none == 2) {
+    if (was == RUN_STUCK && atomic_compare_exchange_strong(&sched.running, &was, RUN_STARTING)) {
         Py_BEGIN_ALLOW_THREADS
-        clean = join_ms(0);
+        *stuck = join_ms(0);
         Py_END_ALLOW_THREADS
-        if (clean) {
-            atomic_store(&sched.running, 1);
+        if (*stuck) {
             return true;
         }
+        atomic_store(&sched.running, RUN_STUCK);
     }
     PyErr_SetString(
         PyExc_RuntimeError,
-        none == 2 ? "run() after an interrupted run, one of whose goroutines has not come back "
+        was == RUN_STUCK ? "run() after an interrupted run, one of whose goroutines has not come back "
                     "from a blocking call"
         : tls_m != NULL
             ? "run() inside a running runtime: start goroutines with go() instead"
@@ -357,13 +386,11 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
         Py_CLEAR(
             result); /* if handles are in it, run_fail() hears of them while we are still here */
     }
-    if (alone) {
-        lock(&sched.lock);
-        sched.m0 = NULL;
-        unlock(&sched.lock);
-        PyMem_RawFree(m);
-    }
-    atomic_store(&sched.running, alone ? 0 : 2);
+    lock(&sched.lock);
+    sched.m0 = NULL;
+    unlock(&sched.lock);
+    PyMem_RawFree(m);
+    atomic_store(&sched.running, alone ? RUN_NONE : RUN_STUCK);
     PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
     if (fatal == NULL) {
         if (own != NULL) {
@@ -392,14 +419,19 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     PyObject *coro;
     int procs, follow, read_fd, write_fd;
+    bool stuck;
     if (!PyArg_ParseTuple(args, "Oipii", &coro, &procs, &follow, &read_fd, &write_fd) ||
-        check_forked() || !begin()) {
+        check_forked() || !begin(&stuck)) {
         return NULL;
     }
     M *m = m_new();
     if (m == NULL) {
-        atomic_store(&sched.running, 0);
+        atomic_store(&sched.running, RUN_NONE);
         return PyErr_NoMemory();
+    }
+    if (stuck) { /* its last Ms have come back: what they left */
+        bury_the_rest(m);
+        m->gended = 0;
     }
     reset_sched(m);
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
@@ -422,7 +454,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         goto done;
     }
     atomic_store(&maxprocs_auto, follow && !HAVE_GIL);
-    procs_init(procs);
+    procs_init(m, procs);
     if (!sysmon_start(read_fd, write_fd)) {
         PyErr_SetString(PyExc_RuntimeError, "the system gives the program no thread for sysmon");
         g_discard(g);
@@ -430,12 +462,8 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     sched.main_g = g;
     /* Not start_g(): there is no need for a second M before main has started anything. */
-    m->p = sched.allp[0];
-    lock(&sched.lock);
-    pidle_get();
-    unlock(&sched.lock);
-    atomic_store(&m->p->owner, p_owner(m, P_RUNNING));
     runq_put(m->p, g, true);
+    atomic_store(&sched.running, RUN_ON);
     schedule(m);
 
     if (atomic_load(&sched.forked)) {
@@ -446,27 +474,28 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     Py_END_ALLOW_THREADS
-    if (alone && atomic_load(&sched.aborted)) {
-        bury_the_rest();
+    if (atomic_load(&sched.aborted)) {
+        bury_the_rest(m);
     }
     drop_now(m);
     lock(&sched.lock);
     sched.main_g = NULL;
     unlock(&sched.lock);
-    if (atomic_load(&g->state) == G_DEAD) {
+    if (g_state(g) == G_DEAD) {
         result = g_result(g);
     }
     else {
         PyErr_SetNone(PyExc_KeyboardInterrupt);
     }
-    if (alone) {
-        pending = compat_take_exception();
-        Py_DECREF(g);
-        drop_now(m);
-        if (pending != NULL) {
-            compat_raise(pending);
-        }
-    } /* else an M that is left may still look at it */
+    pending = compat_take_exception();
+    for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
+        timers_discard(sched.allp[i]); /* of operations that somebody began by hand */
+    }
+    Py_DECREF(g);
+    drop_now(m);
+    if (pending != NULL) {
+        compat_raise(pending);
+    }
 done:
     return finish(m, result, alone);
 }
@@ -474,7 +503,8 @@ done:
 /* abort(): leave at once, whatever is left. */
 static PyObject *core_abort(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    if (atomic_load(&sched.running) == 1) {
+    if (atomic_load(&sched.running) == RUN_ON) {
+        atomic_store(&sched.draining, 1); /* no new ones */
         atomic_store(&sched.aborted, 1);
         leave();
     }
@@ -505,7 +535,7 @@ static PyObject *core_set_max_threads(PyObject *Py_UNUSED(mod), PyObject *arg)
     }
     int before = atomic_exchange(&sched.max_threads, n);
     lock(&sched.lock);
-    int nm = atomic_load(&sched.running) == 1 ? sched.nm : 0;
+    int nm = atomic_load(&sched.running) == RUN_ON ? sched.nm : 0;
     unlock(&sched.lock);
     if (nm > n) {
         atomic_store(&sched.thread_limit_hit, n);
@@ -531,12 +561,12 @@ PyDoc_STRVAR(num_goroutine_doc,
 
 static PyObject *core_num_goroutine(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    return PyLong_FromLongLong(atomic_load(&sched.running) == 1 ? g_alive() : 0);
+    return PyLong_FromLongLong(atomic_load(&sched.running) == RUN_ON ? g_alive() : 0);
 }
 
 static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    return PyBool_FromLong(atomic_load(&sched.running) == 1);
+    return PyBool_FromLong(atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting));
 }
 
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
@@ -548,23 +578,6 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
     }
     start_g(g);
     return (PyObject *)g;
-}
-
-static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
-{
-    Py_ssize_t n;
-    G **all = allgs_snapshot(&n);
-    PyObject *list = all != NULL ? PyList_New(n) : PyErr_NoMemory();
-    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-        if (list != NULL) {
-            PyList_SET_ITEM(list, i, (PyObject *)all[i]);
-        }
-        else {
-            Py_DECREF(all[i]);
-        }
-    }
-    PyMem_RawFree(all);
-    return list;
 }
 
 static PyObject *core_proc_id(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))

@@ -234,7 +234,7 @@ struct M {
     M *all_next;
     FreeList free[FREE_KINDS];
     _Atomic int64_t live[LIVE_KINDS];
-    _Atomic int64_t galive; /* goroutines begun less ended on this M */
+    _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     PyObject **drops;       /* references to drop when no lock is held and the P is in P_USER */
     size_t ndrops, drops_cap;
     pthread_t thread;
@@ -259,7 +259,6 @@ typedef struct {
 struct P {
     _Atomic uint64_t owner;
     int id;
-    bool idle;     /* sched.lock: on the idle list */
     uint32_t tick; /* slices started */
     int64_t slice_start_ns;
     uint64_t nsteal, nspill;
@@ -289,11 +288,14 @@ typedef struct {
     G *head;
 } AllgShard;
 
+/* RUN_STARTING: nobody else may use it yet. RUN_STUCK: an aborted run left an M in user code. */
+enum { RUN_NONE, RUN_ON, RUN_STARTING, RUN_STUCK };
+
 typedef struct {
     /* Read by everybody all the time, written hardly ever. */
     _Atomic int32_t procs; /* changes only with the world stopped */
     _Atomic uint32_t stop_world;
-    _Atomic uint32_t running;  /* a run() is in progress */
+    _Atomic uint32_t running;  /* one of RUN_... */
     _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */
     _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
@@ -309,8 +311,8 @@ typedef struct {
     /* Who works and who sleeps. */
     _Alignas(CACHE_PAIR) _Atomic int32_t npidle; /* lock to write */
     _Atomic int32_t nmspinning;
-    _Atomic uint32_t need_spinning;
     _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
+    _Atomic int64_t slot_since_ns; /* when main was put there */
     _Atomic(G *) m0_slot;          /* the main goroutine, waiting for m0 to finish what it runs */
 
     _Alignas(CACHE_PAIR) Lock lock;
@@ -326,7 +328,7 @@ typedef struct {
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
     _Atomic uint64_t next_id;     /* of goroutines */
-    _Atomic int64_t galive; /* goroutines begun less ended, by threads that are no M; see g_alive */
+    _Atomic int64_t gbegun, gended; /* goroutines, by threads that are no M, or no more; see g_alive */
     _Atomic(PyObject *) fatal; /* owned: the exception run() must raise */
 
     P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
@@ -346,15 +348,15 @@ static inline bool sharing(void)
 
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
-    PyObject *Cancelled, *Deadlock, *GoroutineLeakWarning, *GoExit;
+    PyObject *Cancelled, *Deadlock, *GoExit;
     PyObject *attach_thread;   /* () -> None: on each new M */
     PyObject *is_coroutine;    /* (object) -> bool, for what is not exactly a coroutine */
     PyObject *is_async;        /* (callable) -> bool, for what is not exactly a function */
     PyObject *stack_of;        /* (coroutine) -> traceback.StackSummary */
     PyObject *deadlock_text;   /* (goroutines) -> str */
     PyObject *note_failure;    /* (exc, id, name, created_at): who failed, in its notes */
-    PyObject *warn_leak;       /* (id, name, wait reason, file, line) */
-    PyObject *foreign_threads; /* (ident of m0) -> int: Python threads that may still call in */
+    PyObject *warn_leak;       /* (id, name, wait reason, created_at) */
+    PyObject *foreign_threads; /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await;   /* (yielded object) -> TypeError */
     PyObject *last_chance;     /* () -> bool: no goroutine is left; has it started another? */
 } Hooks;
@@ -496,7 +498,9 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
-int64_t g_alive(void);             /* how many are alive */
+int64_t g_alive(void); /* how many are alive; never too few */
+void g_count_fold(M *m); /* the M is about to be freed */
+bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
 bool free_list_push(M *m, int kind, PyObject *op);
@@ -512,7 +516,7 @@ void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
-void procs_init(int n);          /* before the first M */
+void procs_init(M *m0, int n);          /* before the first M */
 int procs_change(int n);         /* detached, any thread; returns the former number */
 void world_wait(uint32_t epoch); /* detached */
 

@@ -65,12 +65,13 @@ static void start_world(void)
     unlock(&sched.lock);
     word_wake_all(&sched.world_epoch);
     unlock(&sched.stw_lock);
-    /* What stopped Ps left in the global queue. Each M that wakes up wakes the next while there is work;
-     * with the GIL nobody spins, so nobody does, and we wake them all. */
+    /* For what stopped Ps left in the global queue, and for the timers: an M that watched them may have found
+     * no idle P meanwhile. Each M that wakes up wakes the next while there is work; with the GIL nobody spins,
+     * so nobody does, and we wake them all. */
     int wakes = HAVE_GIL ? atomic_load(&sched.npidle) : 1;
-    for (int i = 0; i < wakes && atomic_load(&sched.runq_size) > 0; i++) {
+    do {
         wakep();
-    }
+    } while (--wakes > 0 && atomic_load(&sched.runq_size) > 0);
 }
 
 static uint32_t gcd(uint32_t a, uint32_t b)
@@ -138,9 +139,10 @@ int procs_change(int n)
     return before;
 }
 
-/* Before the first M of a run: all Ps idle. */
-void procs_init(int n)
+/* Before the first M of a run: it holds P 0, in P_RUNNING, and all others are idle. */
+void procs_init(M *m0, int n)
 {
+    lock(&sched.stw_lock); /* a foreign gomaxprocs() may come at once */
     for (int i = 0; i < sched.procs; i++) {
         atomic_store(&sched.allp[i]->owner, P_DEAD);
     }
@@ -149,8 +151,11 @@ void procs_init(int n)
     lock(&sched.lock);
     sched.idle_ps = NULL;
     atomic_store(&sched.npidle, 0);
-    for (int i = n - 1; i >= 0; i--) {
+    for (int i = n - 1; i > 0; i--) {
         pidle_put(sched.allp[i]);
     }
+    m0->p = sched.allp[0];
+    atomic_store(&m0->p->owner, p_owner(m0, P_RUNNING));
     unlock(&sched.lock);
+    unlock(&sched.stw_lock);
 }

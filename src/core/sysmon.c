@@ -32,17 +32,23 @@ static void signal_m0(void)
     unlock(&sched.lock);
 }
 
-/* Main has waited for M0 since the last look, 10 ms ago. Taking it out of the slot makes it ours. */
-static void release_main(void)
+/* When main will have waited 10 ms for M0, TIME_NEVER if it does not wait. If that is now, let it run
+ * elsewhere: under the lock, so that it is always in the slot or in the queue. */
+static int64_t release_main(int64_t now)
 {
-    G *g = atomic_exchange(&sched.m0_slot, NULL);
-    if (g != NULL) {
-        g->roam = 1;
-        lock(&sched.lock);
+    lock(&sched.lock);
+    G *g = atomic_load(&sched.m0_slot);
+    int64_t at = g != NULL ? atomic_load(&sched.slot_since_ns) + SLICE_NS : TIME_NEVER;
+    bool release = at <= now && (g = atomic_exchange(&sched.m0_slot, NULL)) != NULL;
+    if (release) {
+        g->roam = true;
         globrunq_put(g);
-        unlock(&sched.lock);
+    }
+    unlock(&sched.lock);
+    if (release) {
         wakep();
     }
+    return release ? TIME_NEVER : at;
 }
 
 static void drain_pipe(void)
@@ -63,17 +69,10 @@ static void drain_pipe(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     int64_t next_refresh = nanotime() + NS_PER_S;
-    bool waited = false;
     while (!atomic_load(&stopping)) {
-        bool waits = atomic_load(&sched.m0_slot) != NULL;
-        if (waits && waited) {
-            release_main();
-            waits = false;
-        }
-        waited = waits;
-        int timeout_ms = waits ? SLICE_NS / 1000000 : -1;
+        int64_t now = nanotime();
+        int64_t next = release_main(now);
         if (atomic_load(&maxprocs_auto)) {
-            int64_t now = nanotime();
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
                 int n = maxprocs_default();
@@ -81,8 +80,9 @@ static void *sysmon(void *Py_UNUSED(arg))
                     procs_change(n);
                 }
             }
-            timeout_ms = waits ? timeout_ms : (int)((next_refresh - now) / 1000000) + 1;
+            next = next_refresh < next ? next_refresh : next;
         }
+        int timeout_ms = next == TIME_NEVER ? -1 : (int)((next - now) / 1000000) + 1;
         struct pollfd p = {.fd = pipe_fd[0], .events = POLLIN};
         if (poll(&p, 1, timeout_ms) > 0) {
             drain_pipe();

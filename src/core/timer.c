@@ -205,8 +205,8 @@ void timers_move(P *to, P *from)
     }
     from->ntimers = 0;
     from->timers_closed = true;
+    publish_next(to); /* first: at no instant are they in neither */
     publish_next(from);
-    publish_next(to);
     unlock(&from->timers_lock);
     unlock(&to->timers_lock);
 }
@@ -222,7 +222,7 @@ int64_t timers_next(void)
     return next;
 }
 
-/* The runtime was aborted: give up the timers that are left. */
+/* The run is over: give up the timers that are left. */
 void timers_discard(P *p)
 {
     for (;;) {
@@ -272,7 +272,7 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     op->timer.index = -1;
     atomic_store_explicit(&op->timer.p, NULL, memory_order_relaxed);
     /* rounded up: never early; beyond 146 years is for ever */
-    op->duration_ns = s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S : (int64_t)ceil(s * 1e9);
+    op->duration_ns = s <= 0 ? 0 : s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S : (int64_t)ceil(s * 1e9);
     atomic_store_explicit(&op->fired, 0, memory_order_relaxed);
     op->used = 0;
     return (PyObject *)op;
@@ -330,6 +330,20 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
     return PYGEN_ERROR;
 }
 
+/* The coroutine that awaits it is being closed. */
+static PyObject *sleep_close(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    SleepOp *op = (SleepOp *)self;
+    if (op->used == OP_WAITING && timer_del(&op->timer)) {
+        Py_CLEAR(op->g);
+        Py_DECREF(op);
+    }
+    op->used = OP_DONE;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef sleep_methods[] = {{"close", sleep_close, METH_NOARGS, NULL}, {NULL}};
+
 static void sleep_dealloc(PyObject *self)
 {
     M *m = tls_m;
@@ -362,4 +376,5 @@ PyTypeObject SleepOp_Type = {
     .tp_as_async = &sleep_async,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = op_iternext,
+    .tp_methods = sleep_methods,
 };

@@ -1,12 +1,13 @@
 """Async generators that are not run to their end.
 
 Python asks the framework to close them: when one is collected, and when the framework itself ends.
-Each thread of the runtime has these hooks; they may be called on any of them, at any time.
+Each thread of the runtime has these hooks. They may be called on any of them, at any time, also by
+the collector in the middle of each other: so no lock, only single operations on one dict.
 """
 
 import contextlib
+import functools
 import sys
-import threading
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -15,14 +16,16 @@ from gofer import _core
 
 AsyncGen = AsyncGenerator[Any, Any]
 
-_lock = threading.Lock()
 _alive: dict[int, weakref.ref[AsyncGen]] = {}
+
+
+def _forget(key: int, ref: weakref.ref[AsyncGen]) -> None:
+    _alive.pop(key, None)
 
 
 def _first_iteration(agen: AsyncGen) -> None:
     key = id(agen)
-    with _lock:
-        _alive[key] = weakref.ref(agen)
+    _alive[key] = weakref.ref(agen, functools.partial(_forget, key))
 
 
 async def _close(agen: AsyncGen) -> None:
@@ -30,9 +33,7 @@ async def _close(agen: AsyncGen) -> None:
 
 
 def _finalize(agen: AsyncGen) -> None:
-    # Weak references to it are dead already, but its id is still its own.
-    with _lock:
-        _alive.pop(id(agen), None)
+    _alive.pop(id(agen), None)
     if _core.running():
         _core.go_late(_close(agen))
 
@@ -54,10 +55,13 @@ def hooks_restored() -> Iterator[None]:
 
 def close_all() -> bool:
     """At the end of a run: start to close all that are left. False: there are none."""
-    with _lock:
-        refs = list(_alive.values())
-        _alive.clear()
-    agens = [agen for ref in refs if (agen := ref()) is not None]
-    for agen in agens:
-        _core.go_late(_close(agen))
-    return bool(agens)
+    started = False
+    while _alive:
+        try:
+            _, ref = _alive.popitem()
+        except KeyError:  # the last one went meanwhile
+            break
+        if (agen := ref()) is not None:
+            _core.go_late(_close(agen))
+            started = True
+    return started

@@ -69,7 +69,7 @@ bool note_sleep(Note *n, int64_t until_ns)
         if (futex(&n->word, FUTEX_WAIT_BITSET, 0, until_ns == TIME_NEVER ? NULL : &until) == 0) {
             continue;
         }
-        if (errno == ETIMEDOUT) {
+        if (errno == ETIMEDOUT || errno == EINTR) {
             return false;
         }
     }

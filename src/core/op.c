@@ -116,6 +116,15 @@ void op_drop_stop_value(M *m)
     }
 }
 
+/* close() of an operation: the coroutine that awaits it is being closed. If by the goroutine itself, which
+ * drove it by hand, it no longer waits. If by the collector, the goroutine is a leak, and letting go of it
+ * here would finalize it in the middle of that. */
+bool op_closed_by_hand(const G *waiter)
+{
+    M *m = tls_m;
+    return m != NULL && m->curg != NULL && m->curg == waiter;
+}
+
 const char *op_state_text(int used)
 {
     return used == OP_NEW ? "not awaited" : used == OP_WAITING ? "waiting" : "done";
@@ -351,16 +360,14 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     return PYGEN_ERROR;
 }
 
-/* The coroutine that awaits it is being closed. */
 static PyObject *join_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     JoinOp *op = (JoinOp *)self;
-    JoinOp *prev = atomic_load_explicit(&op->prev, memory_order_acquire);
     bool ours = false;
-    if (prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE && op->target != NULL) {
+    if (op->target != NULL) {
         g_lock(op->target);
-        prev = join_prev(op);
-        ours = prev != JOIN_FIRED && prev != JOIN_DONE;
+        JoinOp *prev = join_prev(op);
+        ours = prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE && op_closed_by_hand(op->g);
         if (ours) {
             join_unlink(op->target, op, JOIN_DONE);
         }
@@ -369,9 +376,6 @@ static PyObject *join_close(PyObject *self, PyObject *Py_UNUSED(a))
     if (ours) {
         Py_CLEAR(op->g);
         Py_DECREF(op);
-    }
-    else if (prev == NULL) {
-        join_set_prev(op, JOIN_DONE);
     }
     Py_RETURN_NONE;
 }

@@ -348,7 +348,7 @@ void wake_all_ms(void)
  * timer. Attached, without P. (The network poller will do its blocking wait here.) */
 static void stop_m(M *m)
 {
-    if (m == sched.m0 && atomic_load(&sched.signalled)) {
+    if (m == sched.m0) {
         atomic_store(&sched.signalled, 0);
         if (PyErr_CheckSignals() < 0) {
             run_fail(compat_take_exception());
@@ -385,6 +385,11 @@ static void stop_m(M *m)
         until = check_dead();
     }
 
+    if (m == sched.m0 && !sched.signal_pipe) {
+        int64_t soon = nanotime() + SIGNAL_LOOK_NS;
+        until = soon < until ? soon : until;
+    }
+
     bool woken;
     Py_BEGIN_ALLOW_THREADS
     woken = note_sleep(&m->note, until);
@@ -395,8 +400,8 @@ static void stop_m(M *m)
             idle_m_remove(m);
         }
         unlock(&sched.lock);
-        if (!ours) { /* somebody woke us at the same time: what he handed over is on its way */
-            note_sleep(&m->note, TIME_NEVER);
+        while (!ours && !note_sleep(&m->note, TIME_NEVER)) {
+            /* somebody woke us at the same time: what he handed over is on its way */
         }
     }
     Py_END_ALLOW_THREADS

@@ -413,14 +413,15 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     return NULL;
 }
 
-/* run(coro, procs, follow, read_fd, write_fd): `follow` affinity and quota from here on; the pipe is for
+/* run(coro, procs, follow, read_fd, write_fd, signal_pipe): `follow` affinity and quota from here on; the pipe is for
  * sysmon. */
 static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     PyObject *coro;
-    int procs, follow, read_fd, write_fd;
+    int procs, follow, read_fd, write_fd, signal_pipe;
     bool stuck;
-    if (!PyArg_ParseTuple(args, "Oipii", &coro, &procs, &follow, &read_fd, &write_fd) ||
+    if (!PyArg_ParseTuple(args, "Oipiip", &coro, &procs, &follow, &read_fd, &write_fd,
+                          &signal_pipe) ||
         check_forked() || !begin(&stuck)) {
         return NULL;
     }
@@ -454,6 +455,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         goto done;
     }
     atomic_store(&maxprocs_auto, follow && !HAVE_GIL);
+    sched.signal_pipe = signal_pipe;
     procs_init(m, procs);
     if (!sysmon_start(read_fd, write_fd)) {
         PyErr_SetString(PyExc_RuntimeError, "the system gives the program no thread for sysmon");

@@ -47,6 +47,7 @@ enum {
 };
 #define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
 #define SLICE_NS         10000000LL /* 10 ms */
+#define SIGNAL_LOOK_NS 100000000LL
 #define LINGER_NS        50000LL    /* for these see linger() in proc.c */
 #define LOOT_MIN         32
 #define LOOT_PATIENCE_NS 10000LL
@@ -109,7 +110,7 @@ typedef struct {
 void note_clear(Note *n);
 void note_wake(Note *n);
 bool note_sleep(Note *n,
-                int64_t until_ns); /* false: time is up. TIME_NEVER: no time-out. Call detached. */
+                int64_t until_ns); /* false: time is up, or a signal. TIME_NEVER: no time-out. Call detached. */
 void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns); /* may return early */
 void word_wake_all(_Atomic uint32_t *word);
 
@@ -304,6 +305,7 @@ typedef struct {
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
+    bool signal_pipe;             /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
     M *m0;                      /* the thread that called run */
     G *main_g;                  /* owned by run() */
@@ -478,6 +480,7 @@ PySendResult op_finish(PyObject *value, PyObject **result);
 bool op_raise_if_cancelled(G *g);
 PyObject *op_iternext(PyObject *self); /* for any type with am_send */
 void op_drop_stop_value(M *m);
+bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
 
 static inline bool op_cancel_pending(G *g)

@@ -330,15 +330,16 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
     return PYGEN_ERROR;
 }
 
-/* The coroutine that awaits it is being closed. */
 static PyObject *sleep_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     SleepOp *op = (SleepOp *)self;
-    if (op->used == OP_WAITING && timer_del(&op->timer)) {
-        Py_CLEAR(op->g);
-        Py_DECREF(op);
+    if (op->used == OP_WAITING && op_closed_by_hand(op->waiter)) {
+        if (timer_del(&op->timer)) {
+            Py_CLEAR(op->g);
+            Py_DECREF(op);
+        }
+        op->used = OP_DONE;
     }
-    op->used = OP_DONE;
     Py_RETURN_NONE;
 }
 

@@ -79,20 +79,21 @@ class _Interrupts:
 
 
 @contextlib.contextmanager
-def _signal_pipe() -> Iterator[tuple[int, int]]:
+def _signal_pipe() -> Iterator[tuple[int, int, bool]]:
     """A pipe that tells the runtime of every signal, so that handlers run while all threads sleep.
 
-    Somebody else's wake-up descriptor is left alone; handlers then run when the main thread does.
+    Somebody else's wake-up descriptor is left alone (False); the runtime then looks now and then.
     """
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     installed = False
-    if threading.current_thread() is threading.main_thread():
+    is_main = threading.current_thread() is threading.main_thread()
+    if is_main:
         before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         installed = before == -1
         if not installed:
             signal.set_wakeup_fd(before)
     try:
-        yield reader, writer
+        yield reader, writer, installed or not is_main
     finally:
         if installed:
             signal.set_wakeup_fd(-1)
@@ -131,7 +132,7 @@ def run(
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
     if _core.running():
-        _core.run(None, 0, False, -1, -1)  # raises, saying which of the two cases it is
+        _core.run(None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
     interrupts = _Interrupts()

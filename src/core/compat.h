@@ -118,6 +118,20 @@ static inline void compat_share_new(PyObject *op)
 #endif
 }
 
+/* Whether the collector has found the object unreachable and is about to finalize and free it. CPython keeps
+ * weak references from bringing such an object back; a list that owns nothing must do so itself. (Other
+ * threads run during finalizers, but not between the marking and their start.) The bits are those of
+ * pycore_gc.h in 3.11 to 3.14: _PyGC_BITS_UNREACHABLE, and _PyGC_PREV_MASK_COLLECTING in the word before
+ * the object. */
+static inline bool compat_is_garbage(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    return (__atomic_load_n(&op->ob_gc_bits, __ATOMIC_RELAXED) & (1 << 2)) != 0;
+#else
+    return (((uintptr_t *)op)[-1] & 2) != 0;
+#endif
+}
+
 /* A strong reference from a borrowed pointer whose object may be on its way to be freed; false if it
  * is too late. The memory itself must be safe to read (its dealloc waits for a lock we hold). */
 static inline bool compat_try_incref(PyObject *op)

@@ -146,7 +146,8 @@ G **allgs_snapshot(Py_ssize_t *n)
         Py_ssize_t before = *n;
         spin_lock(&s->lock);
         for (G *g = s->head; g != NULL; g = g->all_next) {
-            if (g_state(g) == G_DEAD || !compat_try_incref((PyObject *)g)) {
+            if (g_state(g) == G_DEAD || compat_is_garbage((PyObject *)g) ||
+                !compat_try_incref((PyObject *)g)) {
                 continue; /* too late for it */
             }
             all[(*n)++] = g;
@@ -683,21 +684,9 @@ static int g_clear(PyObject *self)
  * closed the coroutines of the cycle already (it calls finalizers in no particular order). */
 static void g_leaked(G *g)
 {
-    /* Others may have got at it through allgs since the collector looked: what is woken lives, and
-     * whoever looks at its frames finishes first. From G_DEAD on it is ours alone. */
+    /* Nobody can get at it any more, not even through allgs (compat_is_garbage). */
     g->end = END_LEAKED;
-    for (int tries = 0;;) {
-        uint32_t s = atomic_load(&g->state);
-        if ((s & G_STATE) != G_WAITING) {
-            return;
-        }
-        if (!(s & (G_SCAN | G_LOCK)) && atomic_compare_exchange_strong(&g->state, &s, G_DEAD)) {
-            break;
-        }
-        Py_BEGIN_ALLOW_THREADS
-        spin_wait(&tries);
-        Py_END_ALLOW_THREADS
-    }
+    atomic_store(&g->state, G_DEAD);
     int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
     PyObject *name = g_name(g);
     PyObject *site = g_created_at(g);

@@ -596,16 +596,6 @@ static GEnd classify(PyObject *exc)
                                                              : END_ERROR;
 }
 
-/* The collector had found it leaked and closed its coroutine when the end of main woke it after all. */
-static bool closed_by_collector(PyObject *exc)
-{
-    PyObject *text = Py_TYPE(exc) == (PyTypeObject *)PyExc_RuntimeError ? PyObject_Str(exc) : NULL;
-    bool closed = text != NULL && PyUnicode_CompareWithASCIIString(
-                                      text, "cannot reuse already awaited coroutine") == 0;
-    Py_XDECREF(text);
-    return closed;
-}
-
 static void report_thread_limit(void)
 {
     int limit = atomic_exchange(&sched.thread_limit_hit, 0);
@@ -697,12 +687,6 @@ static void execute(M *m, G *g, bool inherit)
     default:
         value = compat_take_exception();
         end = classify(value);
-        if (unlikely(end == END_ERROR && op_cancel_pending(g) && closed_by_collector(value))) {
-            Py_DECREF(value);
-            op_raise_if_cancelled(g);
-            value = compat_take_exception();
-            end = END_CANCELLED;
-        }
     }
     m->curg = NULL;
     if (m->stop != NULL) {

@@ -96,8 +96,9 @@ asan: ## run all tests under AddressSanitizer and UBSan
 	@$(MAKE) FLAVOUR=asan sanitized
 
 .PHONY: tsan
-tsan: ## run all tests under ThreadSanitizer
-	@$(MAKE) FLAVOUR=tsan sanitized
+tsan: ## run the stress tests under ThreadSanitizer, on a CPython that is built with it
+	@TSAN_OPTIONS=report_bugs=0 $(FIXED_ADDRESSES) $(MAKE) FLAVOUR=tsan \
+		PYTHON=$$(tools/python314t --tsan) sanitized
 
 .PHONY: lint
 lint: ## ruff, mypy, clang-format, and a compilation that takes warnings for errors
@@ -123,29 +124,33 @@ help: ## this list
 
 # --- What the flavoured targets do, in their environment -------------------------------------------
 
-# The interpreter itself is not instrumented, so the sanitizer's runtime must be there before it.
-SANITIZER_asan := libasan.so
-SANITIZER_tsan := libtsan.so
-PRELOAD = $(shell $(CC) -print-file-name=$(SANITIZER_$(FLAVOUR)))
+# For ASan the interpreter is not instrumented, so the sanitizer's runtime must be there before it. TSan would
+# take every reference count of such an interpreter for a race, and has one of its own.
+PRELOAD = $(shell $(CC) -print-file-name=libasan.so)
 # CPython's allocator would hide small blocks from the sanitizer. The free-threaded build has no
 # other allocator than its own.
 MALLOC = $(if $(FREE_THREADED),,PYTHONMALLOC=malloc)
 # Leaks are not looked for: the interpreter leaves thousands of blocks to the end of the process.
 # The tests count gofer's own objects instead.
-OPTIONS_asan := ASAN_OPTIONS=detect_leaks=0 \
+RUNNER_asan = env LD_PRELOAD=$(PRELOAD) $(MALLOC) ASAN_OPTIONS=detect_leaks=0 \
 	UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-OPTIONS_tsan := TSAN_OPTIONS=suppressions=$(CURDIR)/tools/tsan.supp:history_size=7:die_after_fork=0
+RUNNER_tsan = env TSAN_OPTIONS=suppressions=$(VENV)/tsan.supp:history_size=7:die_after_fork=0
 # TSan cannot place its shadow memory in an address space that is randomised too widely.
-FIXED_ADDRESSES = $(if $(filter tsan,$(FLAVOUR)),$(shell setarch -R true 2>&1 && echo setarch -R))
+FIXED_ADDRESSES = $(shell setarch -R true 2>&1 && echo setarch -R)
+# TSan slows everything down some fifteen times.
+TESTS_tsan = tests/stress
+ROUNDS_asan = 10000
+ROUNDS_tsan = 1000
 
 .PHONY: sanitized
-sanitized: ROUNDS ?= 10000
-sanitized: RUNNER = $(FIXED_ADDRESSES) env LD_PRELOAD=$(PRELOAD) $(MALLOC) $(OPTIONS_$(FLAVOUR))
+sanitized: ROUNDS ?= $(ROUNDS_$(FLAVOUR))
+sanitized: RUNNER = $(RUNNER_$(FLAVOUR))
 sanitized: $(VENV)/.installed $(VENV)/.group-test
-	@test -e "$(PRELOAD)" || { echo "$(CC) has no $(SANITIZER_$(FLAVOUR)): the sanitizer targets\
-	 need gcc and its runtime (CC=gcc)" >&2; exit 1; }
+	@test -e "$(PRELOAD)" || { echo "$(CC) has no sanitizer runtime: the sanitizer targets need gcc\
+	 and its libasan and libtsan (CC=gcc)" >&2; exit 1; }
+	@cat tools/tsan.supp $$(dirname $(PYTHON))/../tsan.supp >$(VENV)/tsan.supp 2>/dev/null || true
 	@# Not by file descriptor: what pytest has captured dies with a process that the sanitizer ends.
-	$(PYTEST) --capture=sys -o faulthandler_timeout=1200
+	$(PYTEST) --capture=sys -o faulthandler_timeout=1200 $(TESTS_$(FLAVOUR))
 
 C_FILES = $(wildcard src/core/*.[ch])
 

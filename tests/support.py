@@ -1,6 +1,8 @@
 """What several test files need."""
 
 import contextlib
+import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ import sysconfig
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +49,13 @@ async def wait_for(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
+async def wait_for_first(box: list[gofer.Goroutine[T]]) -> T:
+    """As a goroutine: one that waits for the goroutine that will be put into `box`."""
+    while not box:
+        await gofer.gosched()
+    return await box[0]
+
+
 async def give(value: T) -> T:
     """As a goroutine: one that ends at once."""
     return value
@@ -60,10 +70,27 @@ async def until(condition: Callable[[], object], what: str = "the condition") ->
         await gofer.sleep(0.0005)
 
 
+async def gone(ref: weakref.ref[Any], procs: int) -> None:
+    """Wait until an object has been freed.
+
+    On one thread that needs no collector. On several, free-threaded CPython leaves the last step
+    to the thread that made the object, which may sleep; the collector does it for all of them.
+    """
+
+    def dead() -> bool:
+        if procs > 1:
+            gc.collect()
+        return ref() is None
+
+    await until(dead, f"{ref!r} dead")
+
+
 async def parked(*goroutines: gofer.Goroutine[Any]) -> None:
-    """Wait until all of these wait for something."""
+    """Wait until each of these waits for something."""
     for g in goroutines:
-        await until(lambda g=g: g.state == "waiting", f"{g!r} parked")  # type: ignore[misc]
+        while g.state != "waiting":
+            assert not g.done(), g
+            await gofer.sleep(0.0001)
 
 
 def spin(seconds: float) -> int:
@@ -76,7 +103,7 @@ def spin(seconds: float) -> int:
 
 
 def here(offset: int = 0) -> str:
-    """`file:line` of the caller, `offset` lines further down: what created_at says of a go() there."""
+    """`file:line` of the caller, `offset` lines further: what created_at says of a go() there."""
     frame = sys._getframe(1)
     return f"{frame.f_code.co_filename}:{frame.f_lineno + offset}"
 
@@ -129,7 +156,7 @@ class Finished:
     def check(self) -> str:
         """What it printed, if it ended well and complained of nothing."""
         assert self.returncode == 0, f"exit status {self.returncode}\n{self.stdout}{self.stderr}"
-        assert self.stderr == ""
+        assert self.stderr == "", self.stderr
         return self.stdout
 
 
@@ -160,7 +187,11 @@ class Program:
     def expect(self, line: str) -> None:
         """Wait until it has printed this line, which must be the next one."""
         assert self.process.stdout is not None
+        watchdog = threading.Timer(PATIENCE / 2, self.process.send_signal, [signal.SIGABRT])
+        watchdog.start()
         got = self.process.stdout.readline().rstrip("\n")
+        watchdog.cancel()
+        watchdog.join()
         if got != line:
             self.process.kill()
             rest, err = self.process.communicate()
@@ -195,9 +226,23 @@ def run_program(
 
 # --- Stress --------------------------------------------------------------------------------------
 
+real_stderr = 2  # a descriptor that pytest does not capture, once conftest.py has set it
+rearm = 0.0  # when the watchdog is next due to be told that all is well
+rearm_lock = threading.Lock()
 STRESS_ROUNDS = int(os.environ.get("GOFER_STRESS_ROUNDS", "1000"))
 
 
-def rounds(divide_by: int = 1) -> range:
-    """As many rounds as asked for; tests with heavy rounds do a fraction of them."""
-    return range(max(1, STRESS_ROUNDS // divide_by))
+def rounds(divide_by: int = 1) -> Iterator[int]:
+    """As many rounds as asked for; tests with heavy rounds do a fraction of them.
+
+    One round that takes longer than a minute is a hang: the watchdog (which is no Python thread, so
+    it keeps no deadlock from being seen) writes all stacks and ends the process.
+    """
+    global rearm
+    for i in range(max(1, STRESS_ROUNDS // divide_by)):
+        if time.monotonic() > rearm:
+            with rearm_lock:
+                if time.monotonic() > rearm:
+                    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=real_stderr)
+                    rearm = time.monotonic() + 1
+        yield i

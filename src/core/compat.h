@@ -87,7 +87,7 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 static inline void compat_share(PyObject *op)
 {
 #ifdef Py_GIL_DISABLED
-    if (op->ob_tid != _Py_ThreadId() || _Py_IsImmortal(op)) {
+    if (__atomic_load_n(&op->ob_tid, __ATOMIC_RELAXED) != _Py_ThreadId() || _Py_IsImmortal(op)) {
         return;
     }
     Py_ssize_t local = op->ob_ref_local;

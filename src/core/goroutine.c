@@ -531,6 +531,8 @@ done:
     }
     /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
     if (unlikely(atomic_load(&sched.draining))) {
+        PyObject *r = given || later ? NULL : PyObject_CallMethod(coro, "close", NULL);
+        Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
         PyErr_SetString(PyExc_RuntimeError,
                         "go() after the main goroutine has ended: the runtime is stopping");
@@ -621,7 +623,8 @@ static bool scan_begin(G *g)
             Py_END_ALLOW_THREADS
             continue;
         }
-        if ((s & G_STATE) != G_WAITING && (s & G_STATE) != G_RUNNABLE) {
+        bool wanted = (s & G_STATE) == G_RUNNABLE && (s & G_NOTIFIED); /* see give_way_to_scan */
+        if (wanted || ((s & G_STATE) != G_WAITING && (s & G_STATE) != G_RUNNABLE)) {
             return false;
         }
         if (atomic_compare_exchange_strong(&g->state, &s, s | G_SCAN)) {
@@ -986,7 +989,7 @@ static PyMethodDef g_methods[] = {
     {"stack", g_stack, METH_NOARGS,
      "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost "
      "first.\n"
-     "Empty if it has ended or runs on another thread right now.\n\n>>> "
+     "Empty if it has ended, or runs (or is about to) on another thread.\n\n>>> "
      "print(''.join(g.stack().format()))"},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
     {NULL},

@@ -372,8 +372,9 @@ static void stop_m(M *m)
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
-    bool dead =
-        sched.nmidle == sched.nm && sched.poller == NULL && atomic_load(&sched.runq_size) == 0;
+    /* Not whether there is a poller: its timer may have been taken back. */
+    bool dead = sched.nmidle == sched.nm && atomic_load(&sched.runq_size) == 0 &&
+                timers_next() == TIME_NEVER;
     unlock(&sched.lock);
     if (until != TIME_NEVER) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
@@ -632,9 +633,11 @@ static void park_or_requeue(M *m, G *g)
     }
 }
 
-/* Somebody looks at the frames of a runnable goroutine: let him finish (he may need the GIL). */
+/* Somebody looks at the frames of a runnable goroutine: let him finish (he may need the GIL). The mark keeps
+ * the next one from looking before it has run. */
 static void give_way_to_scan(M *m, G *g)
 {
+    atomic_fetch_or(&g->state, G_NOTIFIED);
     lock(&sched.lock);
     globrunq_put(g);
     unlock(&sched.lock);

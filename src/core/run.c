@@ -179,8 +179,8 @@ static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
 static bool all_asleep(void)
 {
     lock(&sched.lock);
-    bool asleep = sched.nmidle == sched.nm && sched.poller == NULL &&
-                  atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
+    bool asleep = sched.nmidle == sched.nm && atomic_load(&sched.runq_size) == 0 &&
+                  timers_next() == TIME_NEVER;
     unlock(&sched.lock);
     return asleep && !atomic_load(&sched.exiting);
 }

@@ -95,8 +95,8 @@ def _signal_pipe() -> Iterator[tuple[int, int, bool]]:
     try:
         yield reader, writer, installed or not is_main
     finally:
-        if installed:
-            signal.set_wakeup_fd(-1)
+        if installed and (now := signal.set_wakeup_fd(-1)) != writer:
+            signal.set_wakeup_fd(now)  # main has installed one of its own
         os.close(reader)
         os.close(writer)
 

@@ -24,7 +24,6 @@ async def work() -> None:
 async def main() -> None:
     for _ in range(20):
         gofer.go(work)
-    await gofer.gosched()
     started.set()
     await work()
 

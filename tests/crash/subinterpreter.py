@@ -24,7 +24,7 @@ def run_in_subinterpreter(path: str) -> None:
         failure = interpreters.exec(interp, source)
         assert failure is None, failure
     else:
-        import _xxsubinterpreters as interpreters
+        import _xxsubinterpreters as interpreters  # type: ignore[import-not-found]
 
         interp = interpreters.create()
         interpreters.run_string(interp, source)

@@ -1,0 +1,118 @@
+"""The end of main against everything that happens at the same time."""
+
+import time
+import warnings
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import gofer
+from tests.support import rounds
+
+
+def test_go_against_the_end_of_main(procs: int) -> None:
+    """Whatever go() has returned a handle for is cancelled; whatever it refuses leaves no trace."""
+
+    async def sleeper() -> None:
+        await gofer.sleep(10)
+
+    async def spawner() -> None:
+        for _ in range(1000):
+            try:
+                gofer.go(sleeper)
+            except RuntimeError:
+                break
+            await gofer.gosched()
+
+    async def main() -> None:
+        for _ in range(4):
+            gofer.go(spawner)
+        for _ in range(20):
+            await gofer.gosched()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # "coroutine ... was never awaited"
+        for _ in rounds():
+            start = time.monotonic()
+            gofer.run(main, procs=procs)
+            assert time.monotonic() - start < 5, "one was not cancelled, and slept to its end"
+
+
+def test_many_async_generators_are_closed_at_once(procs: int) -> None:
+    """The first one to be closed may be so before the last one is begun."""
+    kept: list[Any] = []
+    closed: list[int] = []
+
+    async def numbers(i: int) -> AsyncIterator[int]:
+        try:
+            yield 1
+        finally:
+            closed.append(i)
+
+    async def main() -> None:
+        for i in range(20):
+            agen = numbers(i)
+            kept.append(agen)
+            await anext(agen)
+
+    for _ in rounds():
+        gofer.run(main, procs=procs)
+        assert sorted(closed) == list(range(20))
+        closed.clear()
+        kept.clear()
+
+
+def test_without_main_the_last_one_to_end_is_really_the_last(procs: int) -> None:
+    """Goroutines are born and die on all Ps at once; run() ends when none is left, not before."""
+
+    async def nothing() -> None:
+        pass
+
+    async def worker() -> None:
+        for _ in range(20):
+            gofer.go(nothing)
+            await gofer.go(nothing)
+        ended.append(1)
+
+    async def main() -> None:
+        for _ in range(8):
+            gofer.go(worker)
+        gofer.goexit()
+
+    ended: list[int] = []
+    for _ in rounds():
+        with pytest.raises(gofer.Deadlock, match="no goroutines"):
+            gofer.run(main, procs=procs)
+        assert len(ended) == 8
+        ended.clear()
+
+
+def test_many_goroutines_end_at_once_while_an_async_generator_is_open(procs: int) -> None:
+    """The last one to end closes it: exactly one, and before run() returns."""
+    kept: list[Any] = []
+    closed = 0
+
+    async def numbers() -> AsyncIterator[int]:
+        nonlocal closed
+        try:
+            yield 1
+        finally:
+            await gofer.gosched()
+            closed += 1
+
+    async def main() -> None:
+        agen = numbers()
+        kept.append(agen)
+        await anext(agen)
+        for _ in range(4):
+            gofer.go(sleeper)
+        await gofer.gosched()
+
+    async def sleeper() -> None:
+        await gofer.sleep(1000)
+
+    for i in rounds():
+        gofer.run(main, procs=procs)
+        assert closed == i + 1
+        kept.clear()

@@ -610,7 +610,8 @@ bool g_cancel(G *g, PyObject *reason)
 
 /* ---- looking at a suspended coroutine from outside ---- */
 
-static _Thread_local G *scanning; /* what this thread looks at: a handler may look again meanwhile */
+static _Thread_local G
+    *scanning; /* what this thread looks at: a handler may look again meanwhile */
 
 /* Keep `g` from being run. False: it runs now, or it is dead. */
 static bool scan_begin(G *g)
@@ -778,7 +779,8 @@ static void g_dealloc(PyObject *self)
     }
     PyObject_GC_UnTrack(self);
     Py_TRASHCAN_BEGIN(self, g_dealloc) /* a result may be a handle, whose result is a handle ... */
-    if (g->weakrefs != NULL) {
+        if (g->weakrefs != NULL)
+    {
         PyObject_ClearWeakRefs(self);
     }
     allgs_remove(g);

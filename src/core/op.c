@@ -402,8 +402,7 @@ static void join_dealloc(PyObject *self)
 {
     M *m = tls_m;
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, join_dealloc)
-    join_clear(self);
+    Py_TRASHCAN_BEGIN(self, join_dealloc) join_clear(self);
     live_add(m, LIVE_OP, -1);
     if (!free_list_push(m, FREE_JOIN, self)) {
         PyObject_GC_Del(self);

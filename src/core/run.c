@@ -327,7 +327,9 @@ static bool join_ms(int64_t patience_ns)
 
 static void reset_sched(M *m0)
 {
-    lock(&sched.lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    lock(
+        &sched
+             .lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
     sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
@@ -368,8 +370,9 @@ static bool begin(bool *stuck)
     }
     PyErr_SetString(
         PyExc_RuntimeError,
-        was == RUN_STUCK ? "run() after an interrupted run, one of whose goroutines has not come back "
-                    "from a blocking call"
+        was == RUN_STUCK
+            ? "run() after an interrupted run, one of whose goroutines has not come back "
+              "from a blocking call"
         : tls_m != NULL
             ? "run() inside a running runtime: start goroutines with go() instead"
             : "run() while a runtime runs in another thread: there is one in a process");

@@ -47,8 +47,8 @@ enum {
 };
 #define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
 #define SLICE_NS         10000000LL /* 10 ms */
-#define SIGNAL_LOOK_NS 100000000LL
-#define LINGER_NS        50000LL    /* for these see linger() in proc.c */
+#define SIGNAL_LOOK_NS   100000000LL
+#define LINGER_NS        50000LL /* for these see linger() in proc.c */
 #define LOOT_MIN         32
 #define LOOT_PATIENCE_NS 10000LL
 #define NS_PER_S         1000000000LL
@@ -109,8 +109,9 @@ typedef struct {
 } Note;
 void note_clear(Note *n);
 void note_wake(Note *n);
-bool note_sleep(Note *n,
-                int64_t until_ns); /* false: time is up, or a signal. TIME_NEVER: no time-out. Call detached. */
+bool note_sleep(
+    Note *n,
+    int64_t until_ns); /* false: time is up, or a signal. TIME_NEVER: no time-out. Call detached. */
 void word_wait(_Atomic uint32_t *word, uint32_t while_is, int64_t until_ns); /* may return early */
 void word_wake_all(_Atomic uint32_t *word);
 
@@ -236,7 +237,7 @@ struct M {
     FreeList free[FREE_KINDS];
     _Atomic int64_t live[LIVE_KINDS];
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
-    PyObject **drops;       /* references to drop when no lock is held and the P is in P_USER */
+    PyObject **drops; /* references to drop when no lock is held and the P is in P_USER */
     size_t ndrops, drops_cap;
     pthread_t thread;
 };
@@ -305,7 +306,7 @@ typedef struct {
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
-    bool signal_pipe;             /* sysmon hears of signals; if not, M0 must look now and then */
+    bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
     M *m0;                      /* the thread that called run */
     G *main_g;                  /* owned by run() */
@@ -330,7 +331,8 @@ typedef struct {
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
     _Atomic uint64_t next_id;     /* of goroutines */
-    _Atomic int64_t gbegun, gended; /* goroutines, by threads that are no M, or no more; see g_alive */
+    _Atomic int64_t gbegun,
+        gended;                /* goroutines, by threads that are no M, or no more; see g_alive */
     _Atomic(PyObject *) fatal; /* owned: the exception run() must raise */
 
     P *allp[MAX_PROCS];           /* filled up to the highest procs ever; never freed */
@@ -351,16 +353,17 @@ static inline bool sharing(void)
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
     PyObject *Cancelled, *Deadlock, *GoExit;
-    PyObject *attach_thread;   /* () -> None: on each new M */
-    PyObject *is_coroutine;    /* (object) -> bool, for what is not exactly a coroutine */
-    PyObject *is_async;        /* (callable) -> bool, for what is not exactly a function */
-    PyObject *stack_of;        /* (coroutine) -> traceback.StackSummary */
-    PyObject *deadlock_text;   /* (goroutines) -> str */
-    PyObject *note_failure;    /* (exc, id, name, created_at): who failed, in its notes */
-    PyObject *warn_leak;       /* (id, name, wait reason, created_at) */
-    PyObject *foreign_threads; /* (ident of m0) -> bool: are there Python threads that may call in? */
-    PyObject *foreign_await;   /* (yielded object) -> TypeError */
-    PyObject *last_chance;     /* () -> bool: no goroutine is left; has it started another? */
+    PyObject *attach_thread; /* () -> None: on each new M */
+    PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
+    PyObject *is_async;      /* (callable) -> bool, for what is not exactly a function */
+    PyObject *stack_of;      /* (coroutine) -> traceback.StackSummary */
+    PyObject *deadlock_text; /* (goroutines) -> str */
+    PyObject *note_failure;  /* (exc, id, name, created_at): who failed, in its notes */
+    PyObject *warn_leak;     /* (id, name, wait reason, created_at) */
+    PyObject
+        *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
+    PyObject *foreign_await; /* (yielded object) -> TypeError */
+    PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
 } Hooks;
 extern Hooks hooks;
 
@@ -501,8 +504,8 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
-int64_t g_alive(void); /* how many are alive; never too few */
-void g_count_fold(M *m); /* the M is about to be freed */
+int64_t g_alive(void);             /* how many are alive; never too few */
+void g_count_fold(M *m);           /* the M is about to be freed */
 bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
@@ -519,7 +522,7 @@ void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
-void procs_init(M *m0, int n);          /* before the first M */
+void procs_init(M *m0, int n);   /* before the first M */
 int procs_change(int n);         /* detached, any thread; returns the former number */
 void world_wait(uint32_t epoch); /* detached */
 

@@ -272,7 +272,9 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     op->timer.index = -1;
     atomic_store_explicit(&op->timer.p, NULL, memory_order_relaxed);
     /* rounded up: never early; beyond 146 years is for ever */
-    op->duration_ns = s <= 0 ? 0 : s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S : (int64_t)ceil(s * 1e9);
+    op->duration_ns = s <= 0       ? 0
+                      : s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S
+                                   : (int64_t)ceil(s * 1e9);
     atomic_store_explicit(&op->fired, 0, memory_order_relaxed);
     op->used = 0;
     return (PyObject *)op;

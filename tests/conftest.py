@@ -37,17 +37,17 @@ def alive() -> dict[str, int]:
 
 
 def extra_threads(before: dict[int, str]) -> list[str]:
-    """Names of threads that are too many. The kernel lists one for a moment after its end."""
+    """Names of threads that are too many. The kernel lists one for a moment after its end.
+
+    Only their number counts: faulthandler's watchdog may be another thread than before, and bear
+    the name of the M that set it.
+    """
     deadline = time.monotonic() + PATIENCE / 4
-    while True:
-        now = os_threads()
-        extra = [name for tid, name in now.items() if tid not in before]
-        # faulthandler's watchdog may be another thread than before, but there is one.
-        if len(now) <= len(before) and not any(name.startswith("gofer-") for name in extra):
-            return []
+    while len(now := os_threads()) > len(before):
         if time.monotonic() > deadline:
-            return extra
+            return [name for tid, name in now.items() if tid not in before]
         time.sleep(0.001)
+    return []
 
 
 def open_files() -> list[str]:

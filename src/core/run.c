@@ -129,9 +129,12 @@ static void cancel_all(bool late_ones_too)
 
 void main_ended(GEnd end)
 {
-    atomic_store(&sched.counting, 1);
-    if (end != END_GOEXIT || atomic_load(&sched.fatal) != NULL) {
+    bool drain = end != END_GOEXIT || atomic_load(&sched.fatal) != NULL;
+    if (drain) { /* first: whoever counts down to none must know that main did not leave by goexit() */
         atomic_store(&sched.draining, 1);
+    }
+    atomic_store(&sched.counting, 1);
+    if (drain) {
         cancel_all(false);
     }
     some_g_ended();

@@ -1,5 +1,6 @@
 """The end of main against everything that happens at the same time."""
 
+import contextlib
 import time
 import warnings
 from collections.abc import AsyncIterator
@@ -116,3 +117,18 @@ def test_many_goroutines_end_at_once_while_an_async_generator_is_open(procs: int
         gofer.run(main, procs=procs)
         assert closed == i + 1
         kept.clear()
+
+
+def test_goroutines_that_end_together_with_main(procs: int) -> None:
+    async def waiter(main: gofer.Goroutine[Any]) -> None:
+        with contextlib.suppress(gofer.Cancelled):
+            await main
+
+    async def main() -> str:
+        for _ in range(4):
+            gofer.go(waiter, gofer.current())
+        await gofer.gosched()
+        return "done"
+
+    for _ in rounds():
+        assert gofer.run(main, procs=procs) == "done"

@@ -8,7 +8,20 @@
 #include <structmember.h>
 
 static const char *const wait_reasons[] = {
-    [WAIT_NONE] = "", [WAIT_SLEEP] = "sleep", [WAIT_JOIN] = "goroutine wait"};
+    [WAIT_NONE] = "",
+    [WAIT_SLEEP] = "sleep",
+    [WAIT_JOIN] = "goroutine wait",
+    [WAIT_SEND] = "chan send",
+    [WAIT_RECV] = "chan receive",
+    [WAIT_SELECT] = "select",
+    [WAIT_NO_CASES] = "select (no cases)",
+    [WAIT_MUTEX] = "sync.Mutex.Lock",
+    [WAIT_RW_LOCK] = "sync.RWMutex.Lock",
+    [WAIT_RW_RLOCK] = "sync.RWMutex.RLock",
+    [WAIT_GROUP] = "sync.WaitGroup.Wait",
+    [WAIT_COND] = "sync.Cond.Wait",
+    [WAIT_SEMA] = "semacquire",
+};
 
 /* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
 
@@ -243,6 +256,19 @@ static PyObject *name_of(PyObject *coro)
     return name;
 }
 
+static _Thread_local bool go_for_caller;
+
+static void site_of_caller(G *g)
+{
+    PyFrameObject *frame = PyEval_GetFrame();
+    PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
+    if (caller != NULL) {
+        Py_XSETREF(g->site_code, PyFrame_GetCode(caller));
+        g->site_lasti = PyFrame_GetLasti(caller);
+        Py_DECREF(caller);
+    }
+}
+
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
 {
     PyObject *context = NULL;
@@ -280,6 +306,12 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     g->put_off = put_off & 3;
     g->late = late;
     g->site_code = compat_caller(ts, &g->site_lasti);
+    if (unlikely(go_for_caller)) {
+        site_of_caller(g);
+    }
+    if (m != NULL && m->curg != NULL && unlikely(m->curg->bind != NULL)) {
+        bind_inherit(g, m->curg);
+    }
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
     PyObject_GC_Track(g);
@@ -295,6 +327,7 @@ void g_discard(G *g)
     if (g->claimed) {
         g_unclaim(g);
     }
+    bind_drop_all(g);
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
     Py_DECREF(g);
     Py_DECREF(g);
@@ -538,8 +571,83 @@ done:
                         "go() after the main goroutine has ended: the runtime is stopping");
         return NULL;
     }
-    start_g(g); /* the run queue's reference; the other is the caller's */
+    start_g(g, true); /* the run queue's reference; the other is the caller's */
     return (PyObject *)g;
+}
+
+/* go() for Group.go() and the like: created by whoever called that. */
+PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    go_for_caller = true;
+    PyObject *g = core_go(mod, args, nargs, kwnames);
+    go_for_caller = false;
+    return g;
+}
+
+/* ---- callbacks: goroutines asked for now and started later ---- */
+
+bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
+{
+    M *m = tls_m;
+    PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
+    PyObject *current = compat_current_context(ts);
+    *cb = (Callback){0};
+    if (!PyCallable_Check(fn)) {
+        PyErr_Format(PyExc_TypeError, "%R is not callable", fn);
+        return false;
+    }
+    if (current != NULL && PyObject_Size(current) > 0 &&
+        (cb->context = PyContext_Copy(current)) == NULL) {
+        return false;
+    }
+    cb->fn = Py_NewRef(fn);
+    cb->args = Py_NewRef(args);
+    cb->site_code = compat_caller(ts, &cb->site_lasti);
+    cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
+    return true;
+}
+
+void callback_start(Callback *cb)
+{
+    if (atomic_load(&sched.running) != RUN_ON || atomic_load(&sched.draining)) {
+        return; /* as timers are that have not fired when main ends */
+    }
+    PyObject *coro = PyObject_CallFunctionObjArgs(hooks.call, cb->fn, cb->args, NULL);
+    PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
+    G *g = NULL;
+    if (name != NULL) {
+        g = g_new(tls_m, coro, name, 0, false); /* eats coro */
+        Py_DECREF(name);
+    }
+    else {
+        Py_XDECREF(coro);
+    }
+    if (g == NULL) {
+        run_fail(compat_take_exception());
+        return;
+    }
+    Py_XSETREF(g->context, Py_XNewRef(cb->context));
+    Py_XSETREF(g->site_code, (PyCodeObject *)Py_XNewRef((PyObject *)cb->site_code));
+    g->site_lasti = cb->site_lasti;
+    g->parent_id = cb->parent_id;
+    start_g(g, false);
+    Py_DECREF(g); /* nobody keeps the handle */
+}
+
+int callback_traverse(Callback *cb, visitproc visit, void *arg)
+{
+    Py_VISIT(cb->fn);
+    Py_VISIT(cb->args);
+    Py_VISIT(cb->context);
+    return 0;
+}
+
+void callback_clear(Callback *cb)
+{
+    Py_CLEAR(cb->fn);
+    Py_CLEAR(cb->args);
+    Py_CLEAR(cb->context);
+    Py_CLEAR(cb->site_code);
 }
 
 /* ---- end ---- */
@@ -567,6 +675,9 @@ void g_drop_coro(G *g)
 {
     if (g->claimed) {
         g_unclaim(g);
+    }
+    if (g->bind != NULL) {
+        bind_drop_all(g);
     }
     Py_CLEAR(g->context);
     Py_CLEAR(g->coro);
@@ -652,6 +763,10 @@ static int g_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(g->name);
     Py_VISIT(g->value);
     Py_VISIT(g->context);
+    int r = bind_traverse(g, visit, arg);
+    if (r != 0) {
+        return r;
+    }
     JoinOp *op = g->waiters;
     if (op != NULL) {
         do {
@@ -671,13 +786,7 @@ static int g_clear(PyObject *self)
         op = join_take_all(g);
         g_unlock(g);
     }
-    while (op != NULL) {
-        JoinOp *next = op->next;
-        op->next = NULL;
-        Py_CLEAR(op->g);
-        Py_DECREF(op);
-        op = next;
-    }
+    join_drop_all(op);
     Py_CLEAR(g->value);
     Py_CLEAR(g->context);
     Py_CLEAR(g->coro);
@@ -783,7 +892,9 @@ static void g_dealloc(PyObject *self)
     {
         PyObject_ClearWeakRefs(self);
     }
-    allgs_remove(g);
+    if (!g->foreign) {
+        allgs_remove(g);
+    }
     g_clear(self);
     Py_CLEAR(g->name);
     Py_CLEAR(g->site_code);

@@ -17,6 +17,15 @@ PyDoc_STRVAR(gosched_doc,
              "Operation: let the others run, by going to the tail of the global queue.\n\n"
              ">>> await gosched()");
 
+PyDoc_STRVAR(
+    select_doc,
+    "select(*cases, default=False)\n--\n\n"
+    "Operation: wait until one of several operations can be done, do exactly that one, and give\n"
+    "Selected(index, value, ok). A case is ch.send(v), ch.recv(), ch.recv_ok(), sleep(s), a\n"
+    "Goroutine, or None, which is never ready. With default=True it does not wait: index -1.\n\n"
+    ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
+    "...     case Selected(0, value, ok): ...");
+
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     return Py_NewRef((PyObject *)&gosched_op);
@@ -24,8 +33,10 @@ static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 
 static PyMethodDef methods[] = {
     {"go", (PyCFunction)(void (*)(void))core_go, METH_FASTCALL | METH_KEYWORDS, go_doc},
+    {"go_here", (PyCFunction)(void (*)(void))core_go_here, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"sleep", sleep_new, METH_O, sleep_doc},
     {"gosched", core_gosched, METH_NOARGS, gosched_doc},
+    {"select", (PyCFunction)(void (*)(void))core_select, METH_FASTCALL | METH_KEYWORDS, select_doc},
     {NULL},
 };
 
@@ -39,6 +50,11 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"Cancelled", &hooks.Cancelled},
         {"Deadlock", &hooks.Deadlock},
         {"GoExit", &hooks.GoExit},
+        {"ChannelClosed", &hooks.ChannelClosed},
+        {"WouldBlock", &hooks.WouldBlock},
+        {"Selected", &hooks.Selected},
+        {"call", &hooks.call},
+        {"as_coroutine", &hooks.as_coroutine},
         {"attach_thread", &hooks.attach_thread},
         {"is_coroutine", &hooks.is_coroutine},
         {"is_async", &hooks.is_async},
@@ -70,7 +86,8 @@ static int module_exec(PyObject *mod)
             "gofer does not support subinterpreters: import it in the main interpreter");
         return -1;
     }
-    PyTypeObject *types[] = {&Goroutine_Type, &SleepOp_Type, &GoschedOp_Type, &JoinOp_Type};
+    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type,
+                             &GoschedOp_Type, &JoinOp_Type,    &ReadyOp_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;
@@ -80,6 +97,12 @@ static int module_exec(PyObject *mod)
         return -1;
     }
     run_module_init();
+    if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
+        !context_module_init(mod) || !atomic_module_init(mod) ||
+        PyModule_AddFunctions(mod, block_methods) < 0 ||
+        PyModule_AddType(mod, &Operation_Type) < 0) {
+        return -1;
+    }
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||

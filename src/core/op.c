@@ -17,7 +17,8 @@ G *op_begin(M *m, PyObject *op, int used)
     if (unlikely(check_forked())) {
         return NULL;
     }
-    if (unlikely(m == NULL || m->curg == NULL)) {
+    G *g = m != NULL ? m->curg : block_g;
+    if (unlikely(g == NULL)) {
         PyErr_Format(PyExc_RuntimeError,
                      "%R can only be awaited inside a goroutine: start one with gofer.run()", op);
         return NULL;
@@ -26,7 +27,12 @@ G *op_begin(M *m, PyObject *op, int used)
         PyErr_Format(PyExc_RuntimeError, "%R has been awaited already: make a new one", op);
         return NULL;
     }
-    return m->curg;
+    return g;
+}
+
+void op_error_other(PyObject *op)
+{
+    PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", op);
 }
 
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result)
@@ -34,6 +40,26 @@ PySendResult op_suspend(G *g, WaitReason why, PyObject **result)
     atomic_store_explicit(&g->wait_reason, why, memory_order_relaxed);
     *result = Py_NewRef(PARKED);
     return PYGEN_NEXT;
+}
+
+/* The operation is done and will say so when it is resumed. */
+PySendResult op_yield(G *g, PyObject **result)
+{
+    return op_suspend(g, WAIT_NONE, result);
+}
+
+bool op_slice_over_slow(M *m)
+{
+    P *p = m->p; /* somebody may have taken it: then this only looks at a clock that is not ours */
+    if (p == NULL) {
+        return true;
+    }
+    int64_t now = coarse_nanotime();
+    int64_t start = atomic_load_explicit(&p->slice_start_ns, memory_order_relaxed);
+    if (start == 0) {
+        atomic_store_explicit(&p->slice_start_ns, now, memory_order_relaxed);
+    }
+    return start != 0 && now - start > SLICE_NS;
 }
 
 PySendResult op_finish(PyObject *value, PyObject **result)
@@ -47,6 +73,10 @@ bool op_raise_if_cancelled(G *g)
 {
     if (likely(!op_cancel_pending(g))) {
         return false;
+    }
+    if (!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL)) {
+        context_raise(g); /* again and again, as long as it is bound to that context */
+        return true;
     }
     g_lock(g);
     PyObject *reason = g->value;
@@ -127,8 +157,77 @@ bool op_closed_by_hand(const G *waiter)
 
 const char *op_state_text(int used)
 {
-    return used == OP_NEW ? "not awaited" : used == OP_WAITING ? "waiting" : "done";
+    return used == OP_NEW ? "not awaited" : used == OP_DONE ? "done" : "waiting";
 }
+
+static PyMethodDef operation_methods[] = {
+    {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Operation[T]: typing only."},
+    {NULL}};
+
+PyTypeObject Operation_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Operation",
+    .tp_basicsize = sizeof(PyObject),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_doc = "What can be awaited: it does nothing until then.\n\n>>> op = ch.recv()\n>>> value = "
+              "await op",
+    .tp_methods = operation_methods,
+};
+
+/* ---- an operation that is done from the start ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *value;
+} ReadyOp;
+
+PyObject *ready_new(PyObject *value)
+{
+    ReadyOp *op = PyObject_GC_New(ReadyOp, &ReadyOp_Type);
+    if (op != NULL) {
+        op->value = Py_NewRef(value);
+        PyObject_GC_Track(op);
+    }
+    return (PyObject *)op;
+}
+
+static PySendResult ready_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return op_finish(((ReadyOp *)self)->value, result);
+}
+
+static int ready_traverse(PyObject *self, visitproc visit, void *arg)
+{
+    Py_VISIT(((ReadyOp *)self)->value);
+    return 0;
+}
+
+static int ready_clear(PyObject *self)
+{
+    Py_CLEAR(((ReadyOp *)self)->value);
+    return 0;
+}
+
+static void ready_dealloc(PyObject *self)
+{
+    PyObject_GC_UnTrack(self);
+    ready_clear(self);
+    PyObject_GC_Del(self);
+}
+
+static PyAsyncMethods ready_async = {.am_await = PyObject_SelfIter, .am_send = ready_send};
+
+PyTypeObject ReadyOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ReadyOp",
+    .tp_base = &Operation_Type,
+    .tp_basicsize = sizeof(ReadyOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = ready_dealloc,
+    .tp_traverse = ready_traverse,
+    .tp_clear = ready_clear,
+    .tp_as_async = &ready_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
+};
 
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
 
@@ -166,6 +265,7 @@ static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send =
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
+    .tp_base = &Operation_Type,
     .tp_basicsize = sizeof(GoschedOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation that gosched() returns.",
@@ -198,7 +298,7 @@ PyObject *join_new(PyObject *target)
         return NULL;
     }
     live_add(m, LIVE_OP, 1);
-    op->g = NULL;
+    op->who = (Who){0};
     op->target = (G *)Py_NewRef(target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
@@ -234,7 +334,7 @@ static void join_link(G *target, JoinOp *op)
     }
 }
 
-/* g_lock. The list's references to `op` and its `g` are the caller's now. */
+/* g_lock. The list's references to `op` and its `who` are the caller's now. */
 static void join_unlink(G *target, JoinOp *op, JoinOp *mark)
 {
     if (op->next == op) {
@@ -272,14 +372,63 @@ void join_fire_all(M *m, JoinOp *op, bool next)
 {
     while (op != NULL) {
         JoinOp *following = op->next;
-        G *g = op->g;
-        op->g = NULL;
+        PyObject *sel;
+        G *g = who_take(&op->who, (PyObject *)op, &sel);
         op->next = NULL;
-        if (!goready(m, g, next && following == NULL)) {
+        if (g != NULL && !goready(m, g, next && following == NULL)) {
             drop_later(m, (PyObject *)g);
+        }
+        if (sel != NULL) {
+            drop_later(m, sel);
         }
         drop_later(m, (PyObject *)op);
         op = following;
+    }
+}
+
+void join_drop_all(JoinOp *op)
+{
+    while (op != NULL) {
+        JoinOp *next = op->next;
+        op->next = NULL;
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+        op = next;
+    }
+}
+
+/* A case of a select. */
+int join_select(JoinOp *op, struct SelectOp *sel)
+{
+    G *target = op->target;
+    Py_INCREF(op); /* the list's */
+    op->who = (Who){(uintptr_t)Py_NewRef((PyObject *)sel) | 1};
+    g_lock(target);
+    bool dead = g_state(target) == G_DEAD;
+    if (!dead) {
+        join_link(target, op);
+    }
+    g_unlock(target);
+    if (dead) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+    }
+    return dead ? -1 : 1;
+}
+
+void join_unselect(JoinOp *op)
+{
+    G *target = op->target;
+    g_lock(target);
+    JoinOp *prev = join_prev(op);
+    bool linked = prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE;
+    if (linked) {
+        join_unlink(target, op, JOIN_DONE);
+    }
+    g_unlock(target);
+    if (linked) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
     }
 }
 
@@ -322,7 +471,7 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
             compat_share((PyObject *)op); /* others will see it from here on */
         }
         Py_INCREF(op); /* the list's; dropped again if not needed */
-        op->g = (G *)Py_NewRef(g);
+        op->who = who_g(g);
         g_lock(target);
         bool dead = g_state(target) == G_DEAD;
         if (!dead) {
@@ -332,13 +481,14 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         if (!dead) {
             return op_suspend(g, WAIT_JOIN, result);
         }
-        Py_CLEAR(op->g);
+        WHO_CLEAR(op->who);
         Py_DECREF(op);
         return join_result(op, result);
     }
     g_lock(target);
     bool fired = join_prev(op) == JOIN_FIRED;
-    bool ours = !fired && op->g == g; /* until it is fired, op->g is who waits */
+    bool ours =
+        !fired && who_object(op->who) == (PyObject *)g; /* until it is fired, that is who waits */
     bool cancelled = ours && op_cancel_pending(g);
     if (cancelled) {
         join_unlink(target, op, JOIN_DONE);
@@ -348,13 +498,13 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         return join_result(op, result); /* a cancellation waits for the next operation */
     }
     if (!ours) {
-        PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", self);
+        op_error_other(self);
         return PYGEN_ERROR;
     }
     if (!cancelled) {
         return op_suspend(g, WAIT_JOIN, result); /* a wake-up meant for an earlier wait */
     }
-    Py_CLEAR(op->g); /* not the last: the M that runs us holds one */
+    WHO_CLEAR(op->who); /* not the last: the M that runs us holds one */
     Py_DECREF(op);
     op_raise_if_cancelled(g);
     return PYGEN_ERROR;
@@ -367,14 +517,15 @@ static PyObject *join_close(PyObject *self, PyObject *Py_UNUSED(a))
     if (op->target != NULL) {
         g_lock(op->target);
         JoinOp *prev = join_prev(op);
-        ours = prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE && op_closed_by_hand(op->g);
+        ours = prev != NULL && prev != JOIN_FIRED && prev != JOIN_DONE &&
+               op_closed_by_hand((G *)who_object(op->who));
         if (ours) {
             join_unlink(op->target, op, JOIN_DONE);
         }
         g_unlock(op->target);
     }
     if (ours) {
-        Py_CLEAR(op->g);
+        WHO_CLEAR(op->who);
         Py_DECREF(op);
     }
     Py_RETURN_NONE;
@@ -385,7 +536,7 @@ static PyMethodDef join_methods[] = {{"close", join_close, METH_NOARGS, NULL}, {
 static int join_traverse(PyObject *self, visitproc visit, void *arg)
 {
     JoinOp *op = (JoinOp *)self;
-    Py_VISIT(op->g);
+    Py_VISIT(who_object(op->who));
     Py_VISIT(op->target);
     return 0;
 }
@@ -393,7 +544,7 @@ static int join_traverse(PyObject *self, visitproc visit, void *arg)
 static int join_clear(PyObject *self)
 {
     JoinOp *op = (JoinOp *)self;
-    Py_CLEAR(op->g);
+    WHO_CLEAR(op->who);
     Py_CLEAR(op->target);
     return 0;
 }
@@ -402,7 +553,8 @@ static void join_dealloc(PyObject *self)
 {
     M *m = tls_m;
     PyObject_GC_UnTrack(self);
-    Py_TRASHCAN_BEGIN(self, join_dealloc) join_clear(self);
+    Py_TRASHCAN_BEGIN(self, join_dealloc);
+    join_clear(self);
     live_add(m, LIVE_OP, -1);
     if (!free_list_push(m, FREE_JOIN, self)) {
         PyObject_GC_Del(self);
@@ -419,6 +571,7 @@ static PyAsyncMethods join_async = {.am_await = PyObject_SelfIter, .am_send = jo
 
 PyTypeObject JoinOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.JoinOp",
+    .tp_base = &Operation_Type,
     .tp_basicsize = sizeof(JoinOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation behind `await goroutine`.",

@@ -61,24 +61,52 @@ uint32_t m_random(M *m) /* xorshift32 */
 
 /* ---- references to drop when nothing is held ---- */
 
-void drop_later(M *m, PyObject *op)
+static _Thread_local Drops foreign_drops; /* of a thread that is no M */
+
+static void put_off(M *m, uintptr_t item)
 {
-    if (m->ndrops == m->drops_cap) {
-        size_t cap = m->drops_cap > 0 ? m->drops_cap * 2 : 64;
-        PyObject **more = PyMem_RawRealloc(m->drops, cap * sizeof(PyObject *));
+    Drops *d = m != NULL ? &m->drops : &foreign_drops;
+    if (d->n == d->cap) {
+        size_t cap = d->cap > 0 ? d->cap * 2 : 64;
+        uintptr_t *more = PyMem_RawRealloc(d->items, cap * sizeof *more);
         if (more == NULL) {
             return; /* out of memory: keeping the object alive for ever is the safe mistake */
         }
-        m->drops = more;
-        m->drops_cap = cap;
+        d->items = more;
+        d->cap = cap;
     }
-    m->drops[m->ndrops++] = op;
+    d->items[d->n++] = item;
+}
+
+void drop_later(M *m, PyObject *op)
+{
+    put_off(m, (uintptr_t)op);
+}
+
+void due_later(M *m, PyObject *op)
+{
+    put_off(m, (uintptr_t)op | 1);
 }
 
 void drop_now(M *m)
 {
-    while (m->ndrops > 0) { /* a destructor may add some */
-        Py_DECREF(m->drops[--m->ndrops]);
+    Drops *d = m != NULL ? &m->drops : &foreign_drops;
+    while (d->n > 0) { /* what these call may add some */
+        Drops batch = *d;
+        *d = (Drops){0};
+        for (size_t i = 0; i < batch.n; i++) { /* timers in the order in which they were due */
+            PyObject *op = (PyObject *)(batch.items[i] & ~(uintptr_t)1);
+            if (batch.items[i] & 1) {
+                timer_due(op);
+            }
+            Py_DECREF(op);
+        }
+        if (d->items == NULL && m != NULL) {
+            *d = (Drops){batch.items, 0, batch.cap};
+        }
+        else {
+            PyMem_RawFree(batch.items);
+        }
     }
 }
 
@@ -233,9 +261,8 @@ void m_fini(M *m)
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
-    PyMem_RawFree(m->drops);
-    m->drops = NULL;
-    m->ndrops = m->drops_cap = 0;
+    PyMem_RawFree(m->drops.items);
+    m->drops = (Drops){0};
 }
 
 /* Give `p` (in nobody's hands, off the idle list) to an M that sleeps, or to a new one. A new M is
@@ -350,7 +377,7 @@ static void stop_m(M *m)
 {
     if (m == sched.m0) {
         atomic_store(&sched.signalled, 0);
-        if (PyErr_CheckSignals() < 0) {
+        if (PyErr_CheckSignals() < 0 || Py_MakePendingCalls() < 0) {
             run_fail(compat_take_exception());
         }
     }
@@ -445,6 +472,10 @@ static void *m_main(void *arg)
 
 static void ready_queue(M *m, G *g, bool next)
 {
+    if (unlikely(g->foreign)) {
+        note_wake(g->note); /* its thread runs it, without a P */
+        return;
+    }
     if (m != NULL && m->p != NULL) {
         runq_put(m->p, g, next);
     }
@@ -458,11 +489,11 @@ static void ready_queue(M *m, G *g, bool next)
     }
 }
 
-void start_g(G *g)
+void start_g(G *g, bool next)
 {
     M *m = tls_m;
     bool have_p = m != NULL && p_enter(m);
-    ready_queue(have_p ? m : NULL, g, true);
+    ready_queue(have_p ? m : NULL, g, next);
     if (have_p) {
         p_leave(m);
     }
@@ -503,8 +534,11 @@ bool goready(M *m, G *g, bool next)
 
 void ready_from_user(G *g, bool next)
 {
-    M *m = tls_m;
-    Py_INCREF(g);
+    wake_from_user(tls_m, (G *)Py_NewRef(g), next);
+}
+
+void wake_from_user(M *m, G *g, bool next)
+{
     bool have_p = m != NULL && p_enter(m);
     bool taken = goready(have_p ? m : NULL, g, next);
     if (have_p) {
@@ -539,7 +573,9 @@ static PySendResult resume(G *g, PyObject **result)
 {
     PySendResult r;
     if (unlikely(!g->started)) {
-        if (op_raise_if_cancelled(g)) { /* before it began: it never does */
+        /* Cancelled before it began: it never does. (A context that is over is met by its first operation.) */
+        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) &&
+            op_raise_if_cancelled(g)) {
             return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
         }
         if (g->put_off && !g_make_coro(g)) {
@@ -616,7 +652,7 @@ static void park_or_requeue(M *m, G *g)
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
     do {
         requeue = yields || (s & G_NOTIFIED);
-        to = (s & (G_CANCEL | G_LOCK)) | (requeue ? G_RUNNABLE : G_WAITING);
+        to = (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING);
     } while (!atomic_compare_exchange_weak(&g->state, &s, to));
     if (!requeue) {
         drop_later(m,
@@ -657,15 +693,17 @@ static void execute(M *m, G *g, bool inherit)
             give_way_to_scan(m, g);
             return;
         }
-    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING));
+    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
     if (!inherit) {
         m->p->tick++;
-        m->p->slice_start_ns = 0; /* local_get starts the clock when it matters */
+        atomic_store_explicit(
+            &m->p->slice_start_ns, 0,
+            memory_order_relaxed); /* local_get starts the clock when it matters */
     }
 
     p_leave(m);
-    if (m->ndrops > 0) {
+    if (m->drops.n > 0) {
         drop_now(m);
     }
     if (unlikely(atomic_load_explicit(&sched.thread_limit_hit, memory_order_relaxed) > 0)) {
@@ -735,10 +773,11 @@ static G *local_get(M *m, bool *inherit)
         return g;
     }
     int64_t now = coarse_nanotime();
-    if (p->slice_start_ns == 0) {
-        p->slice_start_ns = now;
+    int64_t start = atomic_load_explicit(&p->slice_start_ns, memory_order_relaxed);
+    if (start == 0) {
+        atomic_store_explicit(&p->slice_start_ns, now, memory_order_relaxed);
     }
-    else if (now - p->slice_start_ns > SLICE_NS) {
+    else if (now - start > SLICE_NS) {
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);
@@ -874,7 +913,7 @@ static G *find_runnable(M *m, bool *inherit)
                 stop_spinning(m);
                 wakep();
             }
-            if (m->ndrops > 0) {
+            if (m->drops.n > 0) {
                 drop_now(m);
             }
             stop_m(m);
@@ -933,7 +972,7 @@ static G *find_runnable(M *m, bool *inherit)
                 }
             }
         }
-        if (m->ndrops > 0) { /* we may sleep for long: let go of what we hold, then look again */
+        if (m->drops.n > 0) { /* we may sleep for long: let go of what we hold, then look again */
             p_leave(m);
             drop_now(m);
             p_enter(m);

@@ -397,6 +397,7 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     unlock(&sched.lock);
     PyMem_RawFree(m);
     atomic_store(&sched.running, alone ? RUN_NONE : RUN_STUCK);
+    block_interrupt_all(); /* after that: block() looks at it when it is on the list */
     PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
     if (fatal == NULL) {
         if (own != NULL) {
@@ -584,7 +585,7 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
     if (g == NULL) {
         return NULL;
     }
-    start_g(g);
+    start_g(g, true);
     return (PyObject *)g;
 }
 
@@ -592,6 +593,56 @@ static PyObject *core_proc_id(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     M *m = tls_m;
     return PyLong_FromLong(m != NULL && m->p != NULL ? m->p->id : -1);
+}
+
+/* ---- code that only the main thread may run ---- */
+
+typedef struct {
+    PyObject *fn, *exc;
+    Note note;
+} MainCall;
+
+static int main_call(void *arg)
+{
+    MainCall *call = arg;
+    PyObject *r = PyObject_CallNoArgs(call->fn);
+    call->exc = r == NULL ? compat_take_exception() : NULL;
+    Py_XDECREF(r);
+    note_wake(&call->note);
+    return 0;
+}
+
+/* call_on_main_thread(fn, ident of that thread). Waits, and raises what fn raised. */
+static PyObject *core_call_on_main_thread(PyObject *Py_UNUSED(mod), PyObject *args)
+{
+    MainCall call = {0};
+    unsigned long ident;
+    if (!PyArg_ParseTuple(args, "Ok", &call.fn, &ident)) {
+        return NULL;
+    }
+    lock(&sched.lock);
+    bool m0_is_main = sched.m0 != NULL && sched.m0->ident == ident;
+    unlock(&sched.lock);
+    if (!m0_is_main) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "signals reach Python on its main thread only: call gofer.run() there");
+        return NULL;
+    }
+    if (Py_AddPendingCall(main_call, &call) < 0) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "the main thread has too many calls pending: try again");
+        return NULL;
+    }
+    signal_m0(); /* it may sleep */
+    Py_BEGIN_ALLOW_THREADS
+    while (!note_sleep(&call.note, TIME_NEVER)) {
+    }
+    Py_END_ALLOW_THREADS
+    if (call.exc != NULL) {
+        compat_raise(call.exc);
+        return NULL;
+    }
+    Py_RETURN_NONE;
 }
 
 /* Live objects and queue lengths, for tests. */
@@ -638,6 +689,7 @@ PyMethodDef run_methods[] = {
     {"go_late", core_go_late, METH_O, NULL},
     {"goroutines", core_goroutines, METH_NOARGS, NULL},
     {"proc_id", core_proc_id, METH_NOARGS, NULL},
+    {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},
     {NULL},
 };

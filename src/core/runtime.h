@@ -15,6 +15,8 @@
  *      everything longer detaches first.
  *   3. Wait queues are touched only by threads attached to Python, so the garbage collector (which runs
  *      under the GIL, or with all attached threads stopped) always sees them whole.
+ *   4. The order of locks: p_enter() first (it may detach), then the ObjLock of what goroutines wait on
+ *      (contexts before channels, channels by address), then g_lock, a heap's timers_lock, sched.lock.
  */
 #ifndef GOFER_RUNTIME_H
 #define GOFER_RUNTIME_H
@@ -58,6 +60,7 @@ typedef struct G G;
 typedef struct M M;
 typedef struct P P;
 typedef struct Timer Timer;
+typedef struct SelectOp SelectOp;
 
 /* ---- lock.c: the two things a thread can sleep on -------------------------------------------- */
 
@@ -102,6 +105,26 @@ static inline void spin_unlock(SpinLock *l)
 {
     atomic_store_explicit(&l->held, 0, memory_order_release);
 }
+
+/* Guards an object that goroutines wait on. With the GIL it is the GIL: whoever gets here is attached to
+ * Python, and stays so until he is done. */
+#if HAVE_GIL
+typedef struct {
+    char nothing;
+} ObjLock;
+static inline void obj_lock(ObjLock *Py_UNUSED(l)) {}
+static inline void obj_unlock(ObjLock *Py_UNUSED(l)) {}
+#else
+typedef SpinLock ObjLock;
+static inline void obj_lock(ObjLock *l)
+{
+    spin_lock(l);
+}
+static inline void obj_unlock(ObjLock *l)
+{
+    spin_unlock(l);
+}
+#endif
 
 /* One sleeper, one wake-up, remembered if it comes first. */
 typedef struct {
@@ -149,9 +172,26 @@ enum {
     G_CANCEL = 16,  /* cancelled; its next operation raises */
     G_SCAN = 32,    /* somebody looks at its frames: do not run it */
     G_LOCK = 64,    /* spin lock over value, waiters, and the step to G_DEAD; see g_lock */
+    G_OVER = 128,   /* a context it is bound to may be over; its next operation looks */
+    G_MARKS = G_CANCEL | G_OVER | G_LOCK, /* what a change of state keeps */
 };
 
-typedef enum { WAIT_NONE, WAIT_SLEEP, WAIT_JOIN } WaitReason;
+/* What it waits for, in Go's words: see wait_reasons in goroutine.c. */
+typedef enum {
+    WAIT_NONE,
+    WAIT_SLEEP,
+    WAIT_JOIN,
+    WAIT_SEND,
+    WAIT_RECV,
+    WAIT_SELECT,
+    WAIT_NO_CASES,
+    WAIT_MUTEX,
+    WAIT_RW_LOCK,
+    WAIT_RW_RLOCK,
+    WAIT_GROUP,
+    WAIT_COND,
+    WAIT_SEMA,
+} WaitReason;
 
 /* How a dead G ended. */
 typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
@@ -159,6 +199,7 @@ typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_L
 enum { PUT_OFF_ONE = 1, PUT_OFF_TUPLE = 2 };
 
 struct JoinOp;
+struct Bind;
 
 struct G {
     PyObject_HEAD
@@ -172,16 +213,21 @@ struct G {
     PyCodeObject *site_code; /* creation site, with site_lasti; the line is looked up when asked */
     _Atomic uint8_t wait_reason;
     uint8_t end;
-    _Atomic uint8_t taken;  /* dead with an exception that somebody has seen */
-    uint8_t started : 1,    /* the coroutine has been resumed at least once */
-        yielded : 1,        /* suspended in gosched() */
-        claimed : 1,        /* the coroutine is in the table of claimed ones */
-        put_off : 2,        /* coro is no coroutine yet: see may_put_off */
-        finalized : 1;      /* CPython calls a finalizer once for an object: do not use it again */
-    bool late;              /* cleans up after others: not cancelled when main ends */
-    bool roam;              /* main only: may run on another thread this time */
-    G *schedlink;           /* next in the global queue */
+    _Atomic uint8_t taken; /* dead with an exception that somebody has seen */
+    uint8_t started : 1,   /* the coroutine has been resumed at least once */
+        yielded : 1,       /* suspended in gosched() */
+        claimed : 1,       /* the coroutine is in the table of claimed ones */
+        put_off : 2,       /* coro is no coroutine yet: see may_put_off */
+        finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
+        foreign : 1;       /* no goroutine: stands for a thread in block() */
+    bool late;             /* cleans up after others: not cancelled when main ends */
+    bool roam;             /* main only: may run on another thread this time */
+    union {
+        G *schedlink; /* next in the global queue */
+        Note *note;   /* foreign: what its thread sleeps on */
+    };
     struct JoinOp *waiters; /* circular, oldest first; each entry owned */
+    struct Bind *bind;      /* innermost context it is bound to; this G's to change (context.c) */
     G *all_prev, *all_next; /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
     PyObject *weakrefs;
 };
@@ -213,8 +259,15 @@ typedef struct { /* memory of dead objects, chained through their first bytes af
     int count;
 } FreeList;
 
-enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_KINDS };
+enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
 enum { LIVE_G, LIVE_OP, LIVE_KINDS };
+
+/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1,
+ * owners of timers that are due (see timer_due). */
+typedef struct {
+    uintptr_t *items;
+    size_t n, cap;
+} Drops;
 
 struct M {
     int id;
@@ -224,9 +277,10 @@ struct M {
     bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
-    P *p;     /* written by this M only; see p_enter for what it is worth */
-    P *nextp; /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;  /* owned while set */
+    uint32_t nops; /* operations that did not suspend: see op_slice_over */
+    P *p;          /* written by this M only; see p_enter for what it is worth */
+    P *nextp;      /* sched.lock until the note is woken: handed over by start_m */
+    G *curg;       /* owned while set */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -237,8 +291,7 @@ struct M {
     FreeList free[FREE_KINDS];
     _Atomic int64_t live[LIVE_KINDS];
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
-    PyObject **drops; /* references to drop when no lock is held and the P is in P_USER */
-    size_t ndrops, drops_cap;
+    Drops drops;
     pthread_t thread;
 };
 
@@ -262,7 +315,7 @@ struct P {
     _Atomic uint64_t owner;
     int id;
     uint32_t tick; /* slices started */
-    int64_t slice_start_ns;
+    _Atomic int64_t slice_start_ns;
     uint64_t nsteal, nspill;
     P *idle_next; /* sched.lock */
 
@@ -352,7 +405,10 @@ static inline bool sharing(void)
 
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
-    PyObject *Cancelled, *Deadlock, *GoExit;
+    PyObject *Cancelled, *Deadlock, *GoExit, *ChannelClosed, *WouldBlock;
+    PyObject *Selected;      /* the named tuple */
+    PyObject *call;          /* (fn, args) -> coroutine that calls fn, plain or async */
+    PyObject *as_coroutine;  /* (awaitable) -> coroutine that awaits it */
     PyObject *attach_thread; /* () -> None: on each new M */
     PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
     PyObject *is_async;      /* (callable) -> bool, for what is not exactly a function */
@@ -389,7 +445,7 @@ static inline void live_add(M *m, int kind, int n)
 /* ---- proc.c ----------------------------------------------------------------------------------- */
 
 void schedule(M *m);                   /* run goroutines until the runtime ends */
-void start_g(G *g);                    /* a new G; eats a reference */
+void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
@@ -397,13 +453,15 @@ void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
-void drop_later(M *m, PyObject *op);
+void drop_later(M *m, PyObject *op); /* `m` NULL: this is no M */
+void due_later(M *m, PyObject *op);
 void drop_now(M *m);
-M *m_new(void);                       /* NULL: no memory */
-bool m_init(M *m, PyThreadState *ts); /* attached */
-void m_fini(M *m);                    /* attached */
-void wake_all_ms(void);               /* sched.lock */
-void wake_m0(void);                   /* sched.lock */
+void wake_from_user(M *m, G *g, bool next); /* as goready; eats the reference in any case */
+M *m_new(void);                             /* NULL: no memory */
+bool m_init(M *m, PyThreadState *ts);       /* attached */
+void m_fini(M *m);                          /* attached */
+void wake_all_ms(void);                     /* sched.lock */
+void wake_m0(void);                         /* sched.lock */
 uint32_t m_random(M *m);
 
 /* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
@@ -441,32 +499,64 @@ G *globrunq_get_batch(P *p);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
+typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT } TimerKind;
+
 struct Timer {
     int64_t when_ns;
-    int64_t index;  /* in the heap; -1: not in one. Lock of the P below */
-    _Atomic(P *) p; /* whose heap; written under that P's timers_lock */
+    int32_t index;   /* in the heap; -1: not in one. Lock of the P below */
+    int16_t kind;    /* what to do when it is due */
+    uint16_t offset; /* where in its owner it stands */
+    _Atomic(P *) p;  /* whose heap; written under that P's timers_lock */
 };
 
+void timer_init(Timer *t, TimerKind kind, size_t offset);
+bool timer_add(M *m, Timer *t); /* the heap takes over a reference to the owner; false: no memory */
+bool timer_del(
+    Timer *
+        t); /* true: that reference is the caller's; false: it is about to be fired, or is not in */
+bool seconds_to_ns(PyObject *seconds, const char *what,
+                   int64_t *ns); /* rounded up; false: exception */
 int timers_run(M *m, P *p, int64_t *now_ns);
+void timer_due(PyObject *owner); /* what a timer does that needs Python: P in P_USER */
+/* By kind. A timer that has been popped from the heap is `due`: it still holds its reference to the owner.
+ * `dropped`: the run is over. */
+void timechan_due(M *m, PyObject *owner, int64_t now_ns); /* P in P_RUNNING; eats the reference */
+void timechan_dropped(PyObject *owner);
+void functimer_due(PyObject *owner);
+void functimer_dropped(PyObject *owner);
+void context_due(PyObject *owner);
+void context_dropped(PyObject *owner);
 void timers_move(P *to, P *from); /* world stopped */
 int64_t timers_next(void);
 void timers_discard(P *p);
-extern PyTypeObject SleepOp_Type;
+extern PyTypeObject SleepOp_Type, FuncTimer_Type;
+typedef struct SleepOp SleepOp;
+bool sleep_fresh(SleepOp *op);
+bool sleep_is_over(SleepOp *op);                    /* of no duration */
+int sleep_select(M *m, SleepOp *op, SelectOp *sel); /* start: 1; -1: no memory */
+void sleep_unselect(SleepOp *op);
 PyObject *sleep_new(PyObject *module, PyObject *seconds);
 
 /* ---- op.c: what all operations share, gosched, and waiting for a goroutine --------------------- */
 
-/* One rule for every wait record: `g` belongs to whoever takes the record off its queue. A waker that
- * does moves the reference to the run queue; the goroutine itself, cancelled, drops it. */
+/* Whom a wait record wakes: a goroutine or, tagged with 1, a select, of whose records the first that is
+ * taken off its queue wins. One rule for every record: `who` belongs to whoever takes the record off. A
+ * waker that does moves the goroutine's reference to the run queue; the goroutine itself, cancelled,
+ * drops it. */
+typedef struct {
+    uintptr_t word; /* an owned reference */
+} Who;
+
 typedef struct JoinOp {
     PyObject_HEAD
-    G *g;                          /* the goroutine that waits */
+    Who who;                       /* who waits */
     G *target;                     /* owned */
     _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
 
-extern PyTypeObject JoinOp_Type, GoschedOp_Type;
+extern PyTypeObject Operation_Type; /* the base of them all */
+extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type;
 typedef struct {
     PyObject_HEAD
 } GoschedOp;
@@ -475,21 +565,98 @@ extern GoschedOp gosched_op;
 PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
+void join_drop_all(JoinOp *first);          /* nobody will ever run again */
+int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
+void join_unselect(JoinOp *op);
+PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
 
-enum { OP_NEW, OP_WAITING, OP_DONE };
+/* OP_FIRED: taken off its queue and done, by a waker. OP_CLOSED: so by close(). OP_WOKEN: taken off,
+ * to try again. */
+enum { OP_NEW, OP_WAITING, OP_FIRED, OP_CLOSED, OP_WOKEN, OP_DONE };
+extern _Thread_local G *block_g;           /* stands for this thread in block() */
 G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
 PySendResult op_finish(PyObject *value, PyObject **result);
 bool op_raise_if_cancelled(G *g);
+PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
+bool op_slice_over_slow(M *m);
+void op_error_other(PyObject *op);     /* "already awaited by another goroutine" */
 PyObject *op_iternext(PyObject *self); /* for any type with am_send */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
 
+bool context_over(G *g); /* G_OVER is set: is it true? Only by the goroutine itself */
+
 static inline bool op_cancel_pending(G *g)
 {
-    return (atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) != 0;
+    uint32_t s = atomic_load_explicit(&g->state, memory_order_relaxed);
+    return unlikely(s & (G_CANCEL | G_OVER)) && ((s & G_CANCEL) || context_over(g));
 }
+
+/* An operation that completes at once is a scheduling point too: now and then see whether the slice is over. */
+static inline bool op_slice_over(M *m)
+{
+    return m != NULL && unlikely(++m->nops % 64 == 0) && op_slice_over_slow(m);
+}
+
+static inline Who who_g(G *g)
+{
+    return (Who){(uintptr_t)Py_NewRef(g)};
+}
+
+static inline PyObject *who_object(Who who)
+{
+    return (PyObject *)(who.word & ~(uintptr_t)1);
+}
+
+static inline bool who_is_select(Who who)
+{
+    return who.word & 1;
+}
+
+G *who_take_select(Who *who, PyObject *record, PyObject **drop);
+
+/* The record has been taken off its queue: the goroutine to wake, NULL if its select is decided already.
+ * `drop` is the caller's to drop, once he holds nothing. */
+static inline G *who_take(Who *who, PyObject *record, PyObject **drop)
+{
+    if (unlikely(who_is_select(*who))) {
+        return who_take_select(who, record, drop);
+    }
+    G *g = (G *)who->word;
+    who->word = 0;
+    *drop = NULL;
+    return g;
+}
+
+#define WHO_CLEAR(who)                    \
+    do {                                  \
+        PyObject *who_ = who_object(who); \
+        (who).word = 0;                   \
+        Py_XDECREF(who_);                 \
+    } while (0)
+
+/* ---- chan.c select.c sema.c time.c context.c atomic.c block.c ----------------------------------- */
+
+bool who_select_decided(Who who);
+extern PyTypeObject SelectOp_Type;
+PyObject *core_select(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+bool chan_module_init(PyObject *mod);
+bool sema_module_init(PyObject *mod);
+bool time_module_init(PyObject *mod);
+bool context_module_init(PyObject *mod);
+bool atomic_module_init(PyObject *mod);
+
+/* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
+PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
+void block_interrupt_all(void); /* the runtime has ended */
+extern PyMethodDef block_methods[];
+
+void bind_inherit(G *g, G *parent); /* a new goroutine in the contexts of the one that starts it */
+void bind_drop_all(G *g);           /* it has ended; P in P_USER */
+int bind_traverse(G *g, visitproc visit, void *arg);
+void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
@@ -506,8 +673,20 @@ PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
+/* Start fn(*args), plain or async, as a goroutine made earlier: nobody is there to hear of an error. */
+typedef struct {
+    PyObject *fn, *args, *context; /* owned; context NULL: empty */
+    PyCodeObject *site_code;       /* owned: where it was asked for */
+    int32_t site_lasti;
+    uint64_t parent_id;
+} Callback;
+bool callback_init(Callback *cb, PyObject *fn, PyObject *args); /* false: exception */
+void callback_start(Callback *cb);
+int callback_traverse(Callback *cb, visitproc visit, void *arg);
+void callback_clear(Callback *cb);
 bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
 bool free_list_push(M *m, int kind, PyObject *op);
 void free_lists_clear(M *m);
@@ -533,5 +712,6 @@ extern PyMethodDef maxprocs_methods[];
 bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pipe */
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
+void signal_m0(void);
 
 #endif

@@ -23,8 +23,8 @@ void sysmon_poke(void)
     }
 }
 
-/* M0 shall run the Python handlers. stop_m looks at the mark before it sleeps, under the same lock. */
-static void signal_m0(void)
+/* M0 shall run Python's signal handlers and pending calls. stop_m looks at the mark before it sleeps, under the same lock. */
+void signal_m0(void)
 {
     lock(&sched.lock);
     atomic_store(&sched.signalled, 1);

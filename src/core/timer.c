@@ -2,32 +2,40 @@
  * busy P. The key stands beside the pointer: sifting touches no timer. A timer knows its place, so
  * removing one costs O(log n) and leaves nothing behind.
  *
- * Ownership: the heap owns a reference to the object that a timer is part of (SleepOp). Such a
- * goroutine is never a leak, because the heap is a root that the collector does not look into. */
+ * Ownership: the heap owns a reference to the object that a timer is part of. What it reaches is never a
+ * leak, because the heap is a root that the collector does not look into. */
 #include "runtime.h"
 
 #include <math.h>
 
 /* The operation behind sleep(). Its wait record is the timer. */
-typedef struct {
+struct SleepOp {
     PyObject_HEAD
-    G *g;            /* owned by the record; see the rule in runtime.h */
+    Who who;         /* see the rule in runtime.h */
     const G *waiter; /* who awaits it: only ever compared */
     Timer timer;
     int64_t duration_ns;
     _Atomic uint8_t fired;
     uint8_t used;
-} SleepOp;
+};
 
-static SleepOp *timer_op(Timer *t)
+void timer_init(Timer *t, TimerKind kind, size_t offset)
 {
-    return (SleepOp *)((char *)t - offsetof(SleepOp, timer));
+    t->index = -1;
+    t->kind = (int16_t)kind;
+    t->offset = (uint16_t)offset;
+    atomic_store_explicit(&t->p, NULL, memory_order_relaxed);
+}
+
+static PyObject *timer_owner(Timer *t)
+{
+    return (PyObject *)((char *)t - t->offset);
 }
 
 static void heap_set(P *p, size_t i, TimerEntry e)
 {
     p->heap[i] = e;
-    e.timer->index = (int64_t)i;
+    e.timer->index = (int32_t)i;
 }
 
 static void sift_up(P *p, size_t i, TimerEntry e)
@@ -116,10 +124,10 @@ static P *timers_lock(P *p)
     return p;
 }
 
-/* Into the heap of the M's P, which takes over the caller's reference to the owner. False: no memory. */
-static bool timer_add(M *m, Timer *t)
+/* Into the heap of the M's P, if it has one. */
+bool timer_add(M *m, Timer *t)
 {
-    P *p = timers_lock(m->p != NULL ? m->p : sched.allp[0]);
+    P *p = timers_lock(m != NULL && m->p != NULL ? m->p : sched.allp[0]);
     bool ok = heap_push(p, t);
     bool earliest = ok && t->index == 0;
     if (earliest) {
@@ -132,11 +140,13 @@ static bool timer_add(M *m, Timer *t)
     return ok;
 }
 
-/* True: taken out, and the heap's reference is the caller's. False: it has been fired, or is about to. */
-static bool timer_del(Timer *t)
+bool timer_del(Timer *t)
 {
     for (;;) {
         P *p = atomic_load_explicit(&t->p, memory_order_relaxed);
+        if (p == NULL) {
+            return false; /* never was in one */
+        }
         lock(&p->timers_lock);
         if (p != atomic_load_explicit(&t->p, memory_order_relaxed)) {
             unlock(&p->timers_lock); /* moved to another heap meanwhile */
@@ -148,6 +158,32 @@ static bool timer_del(Timer *t)
         }
         unlock(&p->timers_lock);
         return there;
+    }
+}
+
+/* We took the record off, so whom it wakes is ours to hand on, and the record stays alive until drop_later: the
+ * goroutine may see `fired` and go on before we are done. */
+static void sleep_fire(M *m, SleepOp *op)
+{
+    PyObject *sel;
+    G *g = who_take(&op->who, (PyObject *)op, &sel);
+    atomic_store_explicit(&op->fired, 1, memory_order_release);
+    if (g != NULL && !goready(m, g, false)) {
+        drop_later(m, (PyObject *)g);
+    }
+    if (sel != NULL) {
+        drop_later(m, sel);
+    }
+    drop_later(m, (PyObject *)op);
+}
+
+void timer_due(PyObject *owner)
+{
+    if (Py_IS_TYPE(owner, &FuncTimer_Type)) {
+        functimer_due(owner);
+    }
+    else {
+        context_due(owner);
     }
 }
 
@@ -168,19 +204,21 @@ int timers_run(M *m, P *p, int64_t *now_ns)
             unlock(&p->timers_lock);
             break;
         }
-        SleepOp *op = timer_op(p->heap[0].timer);
+        Timer *t = p->heap[0].timer;
         heap_remove(p, 0);
         next = atomic_load_explicit(&p->next_timer_ns, memory_order_relaxed);
         unlock(&p->timers_lock);
-        /* We took the record off, so its G is ours to hand on, and the record stays alive until
-         * drop_later: the goroutine may see `fired` and go on before we are done. */
-        G *g = op->g;
-        op->g = NULL;
-        atomic_store_explicit(&op->fired, 1, memory_order_release);
-        if (!goready(m, g, false)) {
-            drop_later(m, (PyObject *)g);
+        PyObject *owner = timer_owner(t);
+        switch (t->kind) {
+        case TIMER_SLEEP:
+            sleep_fire(m, (SleepOp *)owner);
+            break;
+        case TIMER_CHAN:
+            timechan_due(m, owner, *now_ns);
+            break;
+        default:
+            due_later(m, owner);
         }
-        drop_later(m, (PyObject *)op);
         fired++;
     }
     return fired;
@@ -227,32 +265,57 @@ void timers_discard(P *p)
 {
     for (;;) {
         lock(&p->timers_lock);
-        SleepOp *op = p->ntimers > 0 ? timer_op(p->heap[0].timer) : NULL;
-        if (op != NULL) {
+        Timer *t = p->ntimers > 0 ? p->heap[0].timer : NULL;
+        if (t != NULL) {
             heap_remove(p, 0);
         }
         unlock(&p->timers_lock);
-        if (op == NULL) {
+        if (t == NULL) {
             return;
         }
-        Py_CLEAR(op->g);
-        Py_DECREF(op);
+        PyObject *owner = timer_owner(t);
+        switch (t->kind) {
+        case TIMER_SLEEP:
+            WHO_CLEAR(((SleepOp *)owner)->who);
+            break;
+        case TIMER_CHAN:
+            timechan_dropped(owner);
+            break;
+        case TIMER_FUNC:
+            functimer_dropped(owner);
+            break;
+        default:
+            context_dropped(owner);
+        }
+        Py_DECREF(owner);
     }
 }
 
 /* ---- sleep() ---- */
 
-PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
+bool seconds_to_ns(PyObject *seconds, const char *what, int64_t *ns)
 {
     double s = PyFloat_AsDouble(seconds);
     if (s == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
-            PyErr_Format(PyExc_TypeError, "sleep() needs a number of seconds, not %R", seconds);
+            PyErr_Format(PyExc_TypeError, "%s needs a number of seconds, not %R", what, seconds);
         }
-        return NULL;
+        return false;
     }
     if (!isfinite(s)) {
-        PyErr_Format(PyExc_ValueError, "sleep() needs a finite number of seconds, not %R", seconds);
+        PyErr_Format(PyExc_ValueError, "%s needs a finite number of seconds, not %R", what,
+                     seconds);
+        return false;
+    }
+    /* rounded up: never early; beyond 146 years is for ever */
+    *ns = s <= 0 ? 0 : s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S : (int64_t)ceil(s * 1e9);
+    return true;
+}
+
+PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
+{
+    int64_t ns;
+    if (!seconds_to_ns(seconds, "sleep()", &ns)) {
         return NULL;
     }
     M *m = tls_m;
@@ -267,17 +330,58 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     if (sharing()) {
         compat_share_new((PyObject *)op);
     }
-    op->g = NULL;
+    op->who = (Who){0};
     op->waiter = NULL;
-    op->timer.index = -1;
-    atomic_store_explicit(&op->timer.p, NULL, memory_order_relaxed);
-    /* rounded up: never early; beyond 146 years is for ever */
-    op->duration_ns = s <= 0       ? 0
-                      : s >= 4.6e9 ? (int64_t)4600000000 * NS_PER_S
-                                   : (int64_t)ceil(s * 1e9);
+    timer_init(&op->timer, TIMER_SLEEP, offsetof(SleepOp, timer));
+    op->duration_ns = ns;
     atomic_store_explicit(&op->fired, 0, memory_order_relaxed);
     op->used = 0;
     return (PyObject *)op;
+}
+
+static bool sleep_start(M *m, SleepOp *op, Who who) /* eats who */
+{
+    op->used = OP_WAITING;
+    op->timer.when_ns = nanotime() + op->duration_ns;
+    op->who = who;
+    Py_INCREF(op); /* the heap's */
+    if (sched.allp[0] != NULL && timer_add(m, &op->timer)) {
+        return true;
+    }
+    op->used = OP_DONE;
+    WHO_CLEAR(op->who);
+    Py_DECREF(op);
+    PyErr_NoMemory();
+    return false;
+}
+
+bool sleep_fresh(SleepOp *op)
+{
+    return op->used == OP_NEW;
+}
+
+bool sleep_is_over(SleepOp *op)
+{
+    return op->duration_ns <= 0;
+}
+
+int sleep_select(M *m, SleepOp *op, SelectOp *sel)
+{
+    return sleep_start(m, op, (Who){(uintptr_t)Py_NewRef((PyObject *)sel) | 1}) ? 1 : -1;
+}
+
+/* It lost, or won: in the second case, or if it is being fired right now, it is used up. */
+void sleep_unselect(SleepOp *op)
+{
+    if (op->used != OP_WAITING) {
+        return;
+    }
+    op->used = OP_DONE;
+    if (timer_del(&op->timer)) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+        op->used = OP_NEW;
+    }
 }
 
 static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
@@ -298,22 +402,14 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
             op->used = OP_DONE;
             return op_finish(Py_None, result);
         }
-        op->used = OP_WAITING;
         op->waiter = g;
-        op->timer.when_ns = nanotime() + op->duration_ns;
-        op->g = (G *)Py_NewRef(g);
-        Py_INCREF(op); /* the heap's */
-        if (!timer_add(m, &op->timer)) {
-            op->used = OP_DONE;
-            Py_CLEAR(op->g);
-            Py_DECREF(op);
-            PyErr_NoMemory();
+        if (!sleep_start(m, op, who_g(g))) {
             return PYGEN_ERROR;
         }
         return op_suspend(g, WAIT_SLEEP, result);
     }
     if (op->waiter != g) {
-        PyErr_Format(PyExc_RuntimeError, "%R is already awaited by another goroutine", self);
+        op_error_other(self);
         return PYGEN_ERROR;
     }
     bool fired = atomic_load_explicit(&op->fired, memory_order_acquire);
@@ -326,7 +422,7 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
         return op_finish(Py_None, result);
     }
     op->used = OP_DONE;
-    Py_CLEAR(op->g); /* not the last: the M that runs us holds one */
+    WHO_CLEAR(op->who); /* not the last: the M that runs us holds one */
     Py_DECREF(op);
     op_raise_if_cancelled(g);
     return PYGEN_ERROR;
@@ -337,7 +433,7 @@ static PyObject *sleep_close(PyObject *self, PyObject *Py_UNUSED(a))
     SleepOp *op = (SleepOp *)self;
     if (op->used == OP_WAITING && op_closed_by_hand(op->waiter)) {
         if (timer_del(&op->timer)) {
-            Py_CLEAR(op->g);
+            WHO_CLEAR(op->who);
             Py_DECREF(op);
         }
         op->used = OP_DONE;
@@ -350,7 +446,7 @@ static PyMethodDef sleep_methods[] = {{"close", sleep_close, METH_NOARGS, NULL},
 static void sleep_dealloc(PyObject *self)
 {
     M *m = tls_m;
-    Py_XDECREF(((SleepOp *)self)->g);
+    WHO_CLEAR(((SleepOp *)self)->who);
     live_add(m, LIVE_OP, -1);
     if (!free_list_push(m, FREE_SLEEP, self)) {
         PyObject_Free(self);
@@ -371,6 +467,7 @@ static PyAsyncMethods sleep_async = {.am_await = PyObject_SelfIter, .am_send = s
 
 PyTypeObject SleepOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SleepOp",
+    .tp_base = &Operation_Type,
     .tp_basicsize = sizeof(SleepOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation that sleep() returns.",

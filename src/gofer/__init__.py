@@ -13,7 +13,24 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
-from gofer._core import Goroutine, go, gosched, num_goroutine, sleep
+from gofer import atomic, context, signals, singleflight
+from gofer._core import (
+    Chan,
+    Cond,
+    Goroutine,
+    Mutex,
+    Operation,
+    RecvChan,
+    RWMutex,
+    Semaphore,
+    SendChan,
+    block,
+    go,
+    gosched,
+    num_goroutine,
+    select,
+    sleep,
+)
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
@@ -21,17 +38,41 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._group import Group
 from gofer._run import current, goexit, gomaxprocs, num_cpu, run, set_max_threads
+from gofer._select import Selected
+from gofer._sync import Once, Pool, WaitGroup, once_value
+from gofer._time import Ticker, Timer, after, after_func, timeout
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Cancelled",
+    "Chan",
     "ChannelClosed",
+    "Cond",
     "Deadlock",
     "Goroutine",
     "GoroutineLeakWarning",
+    "Group",
+    "Mutex",
+    "Once",
+    "Operation",
+    "Pool",
+    "RWMutex",
+    "RecvChan",
+    "Selected",
+    "Semaphore",
+    "SendChan",
+    "Ticker",
+    "Timer",
+    "WaitGroup",
     "WouldBlock",
+    "after",
+    "after_func",
+    "atomic",
+    "block",
+    "context",
     "current",
     "go",
     "goexit",
@@ -39,7 +80,12 @@ __all__ = [
     "gosched",
     "num_cpu",
     "num_goroutine",
+    "once_value",
     "run",
+    "select",
     "set_max_threads",
+    "signals",
+    "singleflight",
     "sleep",
+    "timeout",
 ]

@@ -12,6 +12,8 @@ class Cancelled(BaseException):
     >>> # in the goroutine: Cancelled('too slow'), with .reason == 'too slow'
     """
 
+    _context: Any = None  # the context that ended, if it was one
+
     @property
     def reason(self) -> Any:
         """What was given to cancel(), or None."""

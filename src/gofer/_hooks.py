@@ -9,17 +9,30 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from gofer import _asyncgen, _core
-from gofer._errors import Cancelled, Deadlock, GoExit, GoroutineLeakWarning
+from gofer._errors import (
+    Cancelled,
+    ChannelClosed,
+    Deadlock,
+    GoExit,
+    GoroutineLeakWarning,
+    WouldBlock,
+)
+from gofer._select import Selected
 
 __all__ = [
     "Cancelled",
+    "ChannelClosed",
     "Deadlock",
     "GoExit",
+    "Selected",
+    "WouldBlock",
+    "as_coroutine",
     "attach_thread",
+    "call",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
@@ -52,6 +65,17 @@ def is_async(fn: object) -> bool:
     if inspect.iscoroutinefunction(fn):
         return True
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
+
+
+async def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call `fn`, plain or async, in a goroutine of its own."""
+    result = fn(*args)
+    return await result if inspect.isawaitable(result) else result
+
+
+async def as_coroutine(awaitable: Awaitable[Any]) -> Any:
+    """Await what is awaitable but no coroutine."""
+    return await awaitable
 
 
 def _frame_of(awaitable: Any) -> types.FrameType | None:

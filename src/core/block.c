@@ -1,0 +1,232 @@
+/* block(): an operation awaited by a thread that is in no goroutine.
+ *
+ * A G stands for the thread (`foreign`). The operation sees it as it sees any other: its wait record
+ * holds it, a waker changes its state word. Only what comes then is different: such a G is put in no run
+ * queue, its thread is woken and goes on, without a P. */
+#include "runtime.h"
+
+_Thread_local G *block_g;
+
+/* All that are in block(), so that the end of the runtime reaches them. */
+static Lock blocked_lock;
+static G *blocked;
+
+static void blocked_add(G *g)
+{
+    lock(&blocked_lock);
+    g->all_next = blocked;
+    if (blocked != NULL) {
+        blocked->all_prev = g;
+    }
+    blocked = g;
+    unlock(&blocked_lock);
+}
+
+static void blocked_remove(G *g)
+{
+    lock(&blocked_lock);
+    if (g->all_prev != NULL) {
+        g->all_prev->all_next = g->all_next;
+    }
+    else {
+        blocked = g->all_next;
+    }
+    if (g->all_next != NULL) {
+        g->all_next->all_prev = g->all_prev;
+    }
+    unlock(&blocked_lock);
+}
+
+void block_interrupt_all(void)
+{
+    for (;;) {
+        lock(&blocked_lock);
+        G *g = blocked;
+        while (g != NULL && op_cancel_pending(g)) {
+            g = g->all_next;
+        }
+        if (g != NULL) {
+            Py_INCREF(g); /* its thread holds one as long as it is on the list */
+            atomic_fetch_or(&g->state, G_CANCEL);
+        }
+        unlock(&blocked_lock);
+        if (g == NULL) {
+            return;
+        }
+        ready_from_user(g, false);
+        Py_DECREF(g);
+    }
+}
+
+static G *thread_g_new(Note *note)
+{
+    G *g = PyObject_GC_New(G, &Goroutine_Type);
+    if (g != NULL) {
+        memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
+        live_add(NULL, LIVE_G, 1);
+        g->foreign = 1;
+        g->note = note;
+        compat_share_new((PyObject *)g);
+        atomic_store_explicit(&g->state, G_RUNNING, memory_order_relaxed);
+        PyObject_GC_Track(g);
+    }
+    return g;
+}
+
+/* The operation waits. Sleep until it is woken; false: time is up, or a signal. On return the G is G_RUNNING,
+ * and the reference that a waker handed over has been dropped. */
+static bool sleep_until_woken(G *g, int64_t until_ns)
+{
+    note_clear(g->note);
+    uint32_t s = atomic_load(&g->state);
+    do {
+        if (s & G_NOTIFIED) { /* woken before we could sleep */
+            atomic_fetch_and(&g->state, ~(uint32_t)G_NOTIFIED);
+            return true;
+        }
+    } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_WAITING));
+    bool woken;
+    Py_BEGIN_ALLOW_THREADS
+    woken = note_sleep(g->note, until_ns);
+    if (!woken) {
+        s = atomic_load(&g->state);
+        while ((s & G_STATE) == G_WAITING &&
+               !atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
+        }
+        woken = (s & G_STATE) != G_WAITING;
+        while (woken && !note_sleep(g->note, TIME_NEVER)) {
+            /* somebody woke us at the same time: he is about to say so */
+        }
+    }
+    Py_END_ALLOW_THREADS
+    if (woken) {
+        s = atomic_load(&g->state);
+        while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
+        }
+        Py_DECREF(g);
+    }
+    return woken;
+}
+
+PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
+{
+    Note note;
+    G *outer = block_g, *g = thread_g_new(&note);
+    if (g == NULL) {
+        Py_DECREF(op);
+        return NULL;
+    }
+    blocked_add(g);
+    block_g = g;
+    PyObject *result = NULL, *signal = NULL;
+    bool late = false;
+    if (needs_runtime &&
+        atomic_load(&sched.running) != RUN_ON) { /* it ended before we were on the list */
+        atomic_fetch_or(&g->state, G_CANCEL);
+    }
+    for (;;) {
+        PySendResult r = Py_TYPE(op)->tp_as_async->am_send(op, Py_None, &result);
+        if (r != PYGEN_NEXT) {
+            break;
+        }
+        Py_CLEAR(result); /* PARKED */
+        if (atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE ||
+            sleep_until_woken(g, until_ns)) {
+            continue;
+        }
+        if (signal == NULL && PyErr_CheckSignals() < 0) {
+            signal = compat_take_exception();
+        }
+        late = nanotime() >= until_ns;
+        if (late ||
+            signal != NULL) { /* the operation takes itself back, unless it is done by now */
+            atomic_fetch_or(&g->state, G_CANCEL);
+            until_ns = late ? TIME_NEVER : until_ns;
+        }
+    }
+    block_g = outer;
+    blocked_remove(g);
+    atomic_store(&g->state, G_DEAD);
+    Py_DECREF(g);
+    Py_DECREF(op);
+    if (signal != NULL) {
+        Py_CLEAR(result);
+        PyErr_Clear();
+        compat_raise(signal);
+    }
+    else if (result == NULL && PyErr_ExceptionMatches(hooks.Cancelled)) {
+        PyErr_Clear();
+        if (late) {
+            PyErr_SetString(PyExc_TimeoutError, "block() timed out");
+        }
+        else {
+            PyErr_SetString(PyExc_RuntimeError, "block() was interrupted: the runtime has ended");
+        }
+    }
+    return result;
+}
+
+/* What to send to: an operation of ours. Coroutines and foreign awaitables get a goroutine. */
+static PyObject *as_operation(PyObject *obj)
+{
+    if (PyObject_TypeCheck(obj, &Operation_Type)) {
+        return Py_NewRef(obj);
+    }
+    PyObject *coro = NULL, *g;
+    if (Py_IS_TYPE(obj, &Goroutine_Type)) {
+        g = Py_NewRef(obj);
+    }
+    else {
+        if (PyCoro_CheckExact(obj)) {
+            coro = Py_NewRef(obj);
+        }
+        else if (Py_TYPE(obj)->tp_as_async != NULL && Py_TYPE(obj)->tp_as_async->am_await != NULL) {
+            coro = PyObject_CallOneArg(hooks.as_coroutine, obj);
+        }
+        else {
+            PyErr_Format(PyExc_TypeError, "block() needs an operation or a coroutine, not %R", obj);
+        }
+        g = coro != NULL ? core_go(NULL, &coro, 1, NULL) : NULL;
+        Py_XDECREF(coro);
+    }
+    PyObject *op = g != NULL ? join_new(g) : NULL;
+    Py_XDECREF(g);
+    return op;
+}
+
+/* block(op, timeout=None) */
+static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *kwargs)
+{
+    static char op_name[] = "", timeout_name[] = "timeout",
+                *names[] = {op_name, timeout_name, NULL};
+    PyObject *obj, *timeout = Py_None;
+    int64_t ns = 0;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O:block", names, &obj, &timeout) ||
+        (timeout != Py_None && !seconds_to_ns(timeout, "block()", &ns)) || check_forked()) {
+        return NULL;
+    }
+    if (tls_m != NULL) {
+        PyErr_SetString(PyExc_RuntimeError,
+                        "block() inside an async goroutine would stop its thread: use await");
+        return NULL;
+    }
+    if (atomic_load(&sched.running) != RUN_ON) {
+        PyErr_SetString(PyExc_RuntimeError, "block() needs a running runtime: see gofer.run()");
+        return NULL;
+    }
+    PyObject *op = as_operation(obj);
+    return op != NULL ? block_on(op, timeout == Py_None ? TIME_NEVER : nanotime() + ns, true)
+                      : NULL;
+}
+
+PyDoc_STRVAR(
+    block_doc,
+    "block(op, /, timeout=None)\n--\n\n"
+    "Wait for an operation or a coroutine in plain code: in a thread that is no goroutine, "
+    "while a\nruntime runs. TimeoutError when `timeout` seconds have passed; the operation is "
+    "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
+
+PyMethodDef block_methods[] = {
+    {"block", (PyCFunction)(void (*)(void))core_block, METH_VARARGS | METH_KEYWORDS, block_doc},
+    {NULL},
+};

@@ -1,0 +1,142 @@
+"""Structured concurrency: no goroutine outlives the block that started it."""
+
+import types
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from gofer import _core, context
+from gofer._errors import Cancelled
+from gofer._sync import WaitGroup, _call, name_of
+
+T = TypeVar("T")
+
+
+class Group:
+    """Goroutines that end together, and whose failures nobody can miss.
+
+    The block waits for all of them. The first failure, of a goroutine or of the block itself,
+    cancels the others; all failures are raised as an ExceptionGroup. `limit` bounds how many run at
+    once. With `collapse`, a single failure is raised as it is.
+
+    >>> async with Group(limit=10) as g:
+    ...     for url in urls:
+    ...         g.go(fetch, url)
+    """
+
+    def __init__(self, limit: int | None = None, *, collapse: bool = False) -> None:
+        if limit is not None:
+            if isinstance(limit, bool) or not isinstance(limit, int):
+                raise TypeError(f"the limit of a Group must be an int, not {limit!r}")
+            if limit < 1:
+                raise ValueError(f"the limit of a Group must be at least 1, not {limit}")
+        self._permits = _core.Semaphore(limit) if limit is not None else None
+        self._collapse = collapse
+        self._running = WaitGroup()
+        self._failed: list[_core.Goroutine[Any]] = []
+        self._context: context.Context | None = None
+        self._state = "new"
+
+    @property
+    def context(self) -> context.Context:
+        """The context of its goroutines.
+
+        >>> g.context.err()
+        """
+        if self._context is None:
+            raise RuntimeError("a Group has no context before its block: async with Group() as g")
+        return self._context
+
+    def cancel(self, cause: object = None) -> None:
+        """Cancel all its goroutines, and the block. No failure: the block ends quietly.
+
+        >>> g.cancel("enough")
+        """
+        self.context.cancel(cause)
+
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]:
+        """Start a goroutine of this group.
+
+        >>> page = g.go(fetch, url)
+        """
+        if self._state != "open":
+            raise RuntimeError(f"Group.go() outside its block: this group is {self._state}")
+        self._running.add()
+        try:
+            return _core.go_here(self._member, fn, args, kwargs, name=name or name_of(fn))
+        except BaseException:
+            self._running.done()
+            raise
+
+    async def _member(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            async with self.context:  # go() may have been called by one who is not in it
+                if self._permits is None:
+                    return await _call(fn, *args, **kwargs)
+                async with self._permits:
+                    return await _call(fn, *args, **kwargs)
+        except Cancelled:
+            raise
+        except BaseException as exc:
+            me = _core.current()
+            assert me is not None
+            self._failed.append(me)
+            self.context.cancel(exc)
+            raise
+        finally:
+            self._running.done()
+
+    async def __aenter__(self) -> "Group":
+        if self._state != "new":
+            raise RuntimeError("a Group can be used once: make a new one")
+        self._state = "open"
+        self._context = context.with_cancel()
+        await self._context.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: types.TracebackType | None,
+    ) -> bool:
+        ctx = self.context
+        body = exc
+        if body is not None:
+            ctx.cancel(body)
+        while True:
+            try:
+                await self._running.wait()
+                break
+            except Cancelled as late:  # by an outer context, or by cancel() of this goroutine
+                body = body or late
+                ctx.cancel(late)
+                async with context.shield():
+                    await self._running.wait()
+                break
+        self._state = "closed"
+        quiet = await ctx.__aexit__(type(body) if body else None, body, tb)
+        failures = [g.exception() for g in self._failed]
+        errors: list[BaseException] = [e for e in failures if e is not None]
+        if body is not None and not isinstance(body, Cancelled):
+            errors.append(body)
+        if errors:
+            self._failed.clear()
+            if self._collapse and len(errors) == 1:
+                if errors[0] is exc:
+                    return False
+                raise errors[0]
+            raise BaseExceptionGroup(f"{len(errors)} failed in a Group", errors)
+        if body is not None and body is not exc and not quiet:
+            raise body
+        return bool(quiet)
+
+
+Group.__module__ = "gofer"

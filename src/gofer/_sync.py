@@ -1,0 +1,185 @@
+"""What sync offers beyond the engine's primitives: WaitGroup.go, Once, Pool."""
+
+import functools
+import gc
+import inspect
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Generic, TypeVar, cast
+
+from gofer import _core
+
+T = TypeVar("T")
+
+
+async def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `fn`, plain or async."""
+    result = fn(*args, **kwargs)
+    return await result if inspect.isawaitable(result) else result
+
+
+def name_of(fn: Any) -> str:
+    """What to call a goroutine that runs `fn` inside a function of ours."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+class WaitGroup(_core.WaitGroup):
+    """Wait for a number of goroutines to end.
+
+    >>> wg = WaitGroup()
+    >>> for url in urls:
+    ...     wg.go(fetch, url)
+    >>> await wg.wait()
+    """
+
+    __slots__ = ()
+
+    def go(
+        self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any
+    ) -> _core.Goroutine[T]:
+        """Start a goroutine and count it until it has ended, however it does.
+
+        >>> wg.go(fetch, url)
+        """
+        self.add()
+        try:
+            return _core.go_here(self._counted, fn, args, kwargs, name=name_of(fn))
+        except BaseException:
+            self.done()
+            raise
+
+    async def _counted(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return await _call(fn, *args, **kwargs)
+        finally:
+            self.done()
+
+
+class Once:
+    """Do something once, whoever comes first.
+
+    >>> once = Once()
+    >>> await once.do(load_config)
+    """
+
+    __slots__ = ("_done", "_mu")
+
+    def __init__(self) -> None:
+        self._done = False
+        self._mu = _core.Mutex()
+
+    async def do(self, fn: Callable[..., Any], *args: Any) -> None:
+        """Operation: call `fn`, plain or async, unless that has been done; return when it has.
+
+        If it raises, it counts as done, and only this caller gets the exception.
+
+        >>> await once.do(load_config, "app.toml")
+        """
+        if self._done:
+            return
+        async with self._mu:
+            if not self._done:
+                try:
+                    await _call(fn, *args)
+                finally:
+                    self._done = True
+
+
+def once_value(fn: Callable[[], Awaitable[T] | T]) -> Callable[[], Coroutine[Any, Any, T]]:
+    """Make `fn`, plain or async, a function that is called once and gives its result for ever.
+
+    If it raises, every caller gets that exception.
+
+    >>> config = once_value(load_config)
+    >>> value = await config()
+    """
+    once = Once()
+    call: Callable[[], Awaitable[T] | T] | None = fn  # not kept when it has been called
+    value: list[T] = []
+    error: BaseException | None = None
+
+    async def run() -> None:
+        nonlocal call, error
+        assert call is not None
+        try:
+            value.append(cast(T, await _call(call)))
+        except BaseException as exc:
+            error = exc
+        finally:
+            call = None
+
+    @functools.wraps(fn)
+    async def get() -> T:
+        await once.do(run)
+        if error is not None:
+            raise error
+        return value[0]
+
+    return get
+
+
+class Pool(Generic[T]):
+    """Objects to use again instead of making new ones; none is kept for long.
+
+    Each P has a store of its own. What is not taken for one to two garbage collections goes.
+
+    >>> buffers = Pool(lambda: bytearray(65536))
+    >>> buf = buffers.get()
+    >>> buffers.put(buf)
+    """
+
+    __slots__ = ("__weakref__", "_new", "_old", "_stores")
+
+    def __init__(self, new: Callable[[], T]) -> None:
+        if not callable(new):
+            raise TypeError(f"Pool() needs a function that makes a new object, not {new!r}")
+        self._new = new
+        self._stores: dict[int, list[T]] = {}
+        self._old: dict[int, list[T]] = {}  # from before the last collection
+        _pools.add(self)
+
+    def get(self) -> T:
+        """An object that was put back, or a new one.
+
+        >>> buf = buffers.get()
+        """
+        own = _core.proc_id()
+        for stores in (self._stores, self._old):
+            for key in (own, *list(stores)):
+                try:
+                    return stores[key].pop()
+                except (KeyError, IndexError):  # none there, or another thread was faster
+                    continue
+        return self._new()
+
+    def put(self, x: T) -> None:
+        """Give an object back for others to use. None is ignored.
+
+        >>> buffers.put(buf)
+        """
+        if x is not None:
+            self._stores.setdefault(_core.proc_id(), []).append(x)
+
+    def _age(self) -> None:
+        self._old = self._stores
+        self._stores = {}
+
+
+_pools: "weakref.WeakSet[Pool[Any]]" = weakref.WeakSet()
+
+
+def _age_pools(phase: str, info: dict[str, int]) -> None:
+    if phase == "start" and info.get("generation") == 2:
+        for pool in list(_pools):
+            pool._age()
+
+
+gc.callbacks.append(_age_pools)
+
+for _object in (WaitGroup, Once, once_value, Pool):
+    _object.__module__ = "gofer"
+del _object

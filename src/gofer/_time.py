@@ -1,0 +1,124 @@
+"""Timers. All times are those of time.monotonic(), in seconds."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gofer import _core
+from gofer.context import _TIMEOUT
+
+
+class Timer:
+    """A channel that gets one value, the time, when the timer is due.
+
+    The rules are those of Go 1.23: after stop() or reset() nothing from before can be received, and
+    a timer that nobody refers to any more is collected. No value is buffered: len(timer.c) is 0.
+
+    >>> timer = Timer(1.5)
+    >>> now = await timer.c.recv()
+    """
+
+    __slots__ = ("_impl", "c")
+
+    _impl: "_core.TimeChan | _core.FuncTimer"
+    c: "_core.RecvChan[float] | None"
+
+    def __init__(self, s: float) -> None:
+        self._impl = _core.timechan(s, 0)
+        self.c = self._impl.receiver()
+
+    def stop(self) -> bool:
+        """Stop it. True if it was still to come, or was not received.
+
+        >>> timer.stop()
+        True
+        """
+        return self._impl.stop()
+
+    def reset(self, s: float) -> bool:
+        """Start it anew. True if it was still to come, or was not received.
+
+        >>> timer.reset(2)
+        True
+        """
+        if isinstance(self._impl, _core.FuncTimer):
+            return self._impl.reset(s)
+        return self._impl.reset(s, 0)
+
+
+def after(s: float) -> "_core.RecvChan[float]":
+    """A channel that gets the time in `s` seconds.
+
+    >>> await select(ch.recv(), after(1.5).recv())
+    """
+    return _core.timechan(s, 0).receiver()
+
+
+def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
+    """Call `fn`, plain or async, in a goroutine of its own in `s` seconds.
+
+    stop() of the timer tells whether it came in time; its `c` is None.
+
+    >>> timer = after_func(1.5, print, "late")
+    >>> timer.stop()
+    True
+    """
+    timer = Timer.__new__(Timer)
+    timer._impl = _core.functimer(s, fn, args)
+    timer.c = None
+    return timer
+
+
+class Ticker:
+    """A channel that gets the time every `s` seconds.
+
+    It keeps its phase. Of several ticks that nobody received in time, one is left.
+
+    >>> ticker = Ticker(1)
+    >>> async for now in ticker:
+    ...     print(now)
+    """
+
+    __slots__ = ("_impl", "c")
+
+    def __init__(self, s: float) -> None:
+        self._impl = _core.timechan(s, _period(s))
+        self.c: _core.RecvChan[float] = self._impl.receiver()
+
+    def stop(self) -> None:
+        """No more ticks. The channel is not closed: who waits goes on waiting.
+
+        >>> ticker.stop()
+        """
+        self._impl.stop()
+
+    def reset(self, s: float) -> None:
+        """Tick every `s` seconds from now on.
+
+        >>> ticker.reset(0.5)
+        """
+        self._impl.reset(s, _period(s))
+
+    def __aiter__(self) -> "_core.RecvChan[float]":
+        return self.c
+
+
+def _period(s: float) -> float:
+    if s <= 0:
+        raise ValueError(f"the period of a Ticker must be more than 0 seconds, not {s!r}")
+    return s
+
+
+def timeout(s: float | None) -> _core.Context:
+    """A block that may take `s` seconds: then its operations are given up; TimeoutError.
+
+    None: no limit. What the block has started goes on after it.
+
+    >>> async with timeout(1.5):
+    ...     page = await fetch(url)
+    """
+    return _core.context(_TIMEOUT, None, s, None, None)
+
+
+for _object in (Timer, Ticker, after, after_func, timeout):
+    _object.__module__ = "gofer"
+del _object

@@ -1,0 +1,81 @@
+"""One call for all who ask the same at the same time.
+
+>>> flight = singleflight.Flight()
+>>> page = await flight.do(url, fetch, url)
+"""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from gofer import _core
+from gofer._sync import _call, name_of
+
+__all__ = ["Flight"]
+
+
+class _Flying:
+    """One call: its goroutine, as soon as it has been started."""
+
+    __slots__ = ("goroutine", "started")
+
+    def __init__(self) -> None:
+        self.started = _core.Mutex()
+        self.goroutine: _core.Goroutine[Any] | None = None
+
+
+class Flight:
+    """Shares the result of a call among all who ask for the same key while it runs.
+
+    >>> flight = Flight()
+    >>> a, b = go(flight.do, "k", fetch), go(flight.do, "k", fetch)  # one fetch
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Hashable, _Flying] = {}
+
+    async def do(self, key: Hashable, fn: Callable[..., Any], *args: Any) -> Any:
+        """Operation: the result, or the exception, of `fn(*args)`, plain or async.
+
+        It runs in a goroutine of its own: a caller that is cancelled does not stop it for others.
+
+        >>> page = await flight.do(url, fetch, url)
+        """
+        mine = _Flying()
+        mine.started.try_lock()
+        call = self._calls.setdefault(key, mine)
+        if call is mine:
+            try:
+                mine.goroutine = _core.go(
+                    self._fly, key, mine, fn, args, name=f"singleflight {name_of(fn)}"
+                )
+            except BaseException:
+                self._land(key, mine)
+                raise
+            finally:
+                mine.started.unlock()
+        else:
+            async with call.started:  # the one who started it is about to say so
+                pass
+            if call.goroutine is None:  # he could not
+                return await self.do(key, fn, *args)
+        assert call.goroutine is not None
+        return await call.goroutine
+
+    def forget(self, key: Hashable) -> None:
+        """Let the next call for the key start anew, although one runs.
+
+        >>> flight.forget(url)
+        """
+        self._calls.pop(key, None)
+
+    async def _fly(
+        self, key: Hashable, call: _Flying, fn: Callable[..., Any], args: tuple[Any, ...]
+    ) -> Any:
+        try:
+            return await _call(fn, *args)
+        finally:
+            self._land(key, call)
+
+    def _land(self, key: Hashable, call: _Flying) -> None:
+        if self._calls.get(key) is call:
+            self._calls.pop(key, None)

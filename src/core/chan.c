@@ -352,6 +352,11 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
         compat_share(op->value);
     }
     obj_lock(&ch->lock);
+    if (unlikely(op_state(op) != OP_NEW)) { /* another goroutine has begun it at the same time */
+        obj_unlock(&ch->lock);
+        op_error_other((PyObject *)op);
+        return PYGEN_ERROR;
+    }
     if (!chan_try(ch, op, &wake, &now_ns)) {
         if (sharing()) {
             compat_share((PyObject *)op); /* others will see it from here on */

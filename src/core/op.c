@@ -24,10 +24,20 @@ G *op_begin(M *m, PyObject *op, int used)
         return NULL;
     }
     if (unlikely(used == OP_DONE)) {
-        PyErr_Format(PyExc_RuntimeError, "%R has been awaited already: make a new one", op);
+        op_error_used(op, used);
         return NULL;
     }
     return g;
+}
+
+void op_error_used(PyObject *op, int state)
+{
+    if (state == OP_DONE) {
+        PyErr_Format(PyExc_RuntimeError, "%R has been awaited already: make a new one", op);
+    }
+    else {
+        op_error_other(op);
+    }
 }
 
 void op_error_other(PyObject *op)

@@ -531,7 +531,7 @@ int64_t timers_next(void);
 void timers_discard(P *p);
 extern PyTypeObject SleepOp_Type, FuncTimer_Type;
 typedef struct SleepOp SleepOp;
-bool sleep_fresh(SleepOp *op);
+int sleep_state(SleepOp *op);
 bool sleep_is_over(SleepOp *op);                    /* of no duration */
 int sleep_select(M *m, SleepOp *op, SelectOp *sel); /* start: 1; -1: no memory */
 void sleep_unselect(SleepOp *op);
@@ -580,8 +580,9 @@ PySendResult op_finish(PyObject *value, PyObject **result);
 bool op_raise_if_cancelled(G *g);
 PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
 bool op_slice_over_slow(M *m);
-void op_error_other(PyObject *op);     /* "already awaited by another goroutine" */
-PyObject *op_iternext(PyObject *self); /* for any type with am_send */
+void op_error_used(PyObject *op, int state); /* that, or "has been awaited already" */
+void op_error_other(PyObject *op);           /* "already awaited by another goroutine" */
+PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);

@@ -119,10 +119,15 @@ static bool case_ready(PyObject *c, int64_t *now_ns)
     return g_state(((JoinOp *)c)->target) == G_DEAD;
 }
 
+static uint32_t next_random(M *m)
+{
+    static _Thread_local uint32_t foreign = 1; /* in block() there is no M */
+    return m != NULL ? m_random(m) : (foreign = foreign * 1664525 + 1013904223) >> 8;
+}
+
 /* One of the ready cases, each with the same chance; done. -1: there is none. */
 static Py_ssize_t pick(SelectOp *sel, M *m, Wake *wake)
 {
-    static _Thread_local uint32_t foreign_rng = 1; /* in block() there is no M */
     int64_t now_ns = 0;
     for (;;) {
         Py_ssize_t found = -1;
@@ -131,9 +136,7 @@ static Py_ssize_t pick(SelectOp *sel, M *m, Wake *wake)
             if (sel->cases[i] == NULL || !case_ready(sel->cases[i], &now_ns)) {
                 continue;
             }
-            uint32_t random =
-                m != NULL ? m_random(m) : (foreign_rng = foreign_rng * 1664525 + 1013904223) >> 8;
-            if (random % ++nready == 0) {
+            if (next_random(m) % ++nready == 0) {
                 found = i;
             }
         }
@@ -155,9 +158,12 @@ static Py_ssize_t pick(SelectOp *sel, M *m, Wake *wake)
 /* What a case has given. */
 static PyObject *selected(SelectOp *sel, Py_ssize_t index)
 {
-    PyObject *value = Py_None;
+    PyObject *value;
     bool ok = false;
-    if (index >= 0) {
+    if (index < 0) {
+        value = Py_NewRef(Py_None);
+    }
+    else {
         PyObject *c = sel->cases[index];
         if (Py_IS_TYPE(c, &ChanOp_Type)) {
             value = chanop_value((ChanOp *)c, &ok);
@@ -226,11 +232,17 @@ static void unlink_cases(SelectOp *sel)
     }
 }
 
-/* Locks held: queue the cases that are channels. False: no memory, and an exception. */
-static bool enqueue_channels(SelectOp *sel, M *m)
+/* Locks held: queue the cases that are channels, in random order: of two on one channel the first in its queue
+ * will win. False: no memory, and an exception. */
+static bool enqueue_channels(SelectOp *sel, M *m, uint32_t *order)
 {
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
-        ChanOp *op = (ChanOp *)sel->cases[i];
+        uint32_t j = next_random(m) % (uint32_t)(i + 1);
+        order[i] = order[j];
+        order[j] = (uint32_t)i;
+    }
+    for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
+        ChanOp *op = (ChanOp *)sel->cases[order[i]];
         if (op == NULL || !Py_IS_TYPE(op, &ChanOp_Type)) {
             continue;
         }
@@ -290,41 +302,44 @@ static bool check_cases(SelectOp *sel, G *g)
                 return false;
             }
         }
-        else if (Py_IS_TYPE(c, &ChanOp_Type) ? op_state((ChanOp *)c) != OP_NEW
-                                             : !sleep_fresh((SleepOp *)c)) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%R, a case of select(), has been awaited already: make a new one", c);
-            return false;
+        else {
+            int state =
+                Py_IS_TYPE(c, &ChanOp_Type) ? op_state((ChanOp *)c) : sleep_state((SleepOp *)c);
+            if (state != OP_NEW) {
+                op_error_used(c, state);
+                return false;
+            }
         }
     }
     return true;
 }
 
-static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
+/* Locks held: nobody else has begun one of them meanwhile. */
+static PyObject *find_used(SelectOp *sel)
 {
-    Locks locks;
-    Wake wake = {0};
-    sel->state = OP_DONE;
-    if (op_raise_if_cancelled(g) || !check_cases(sel, g)) {
-        return PYGEN_ERROR;
-    }
-    bool any = false;
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
         PyObject *c = sel->cases[i];
-        any |= c != NULL;
-        if (c != NULL && Py_IS_TYPE(c, &ChanOp_Type) && sharing()) {
-            compat_share(c);
-            if (((ChanOp *)c)->value != NULL) {
-                compat_share(((ChanOp *)c)->value);
-            }
+        if (c != NULL && Py_IS_TYPE(c, &ChanOp_Type) && op_state((ChanOp *)c) != OP_NEW) {
+            return c;
         }
     }
-    if (!lock_all(sel, &locks)) {
+    return NULL;
+}
+
+/* Looks, and waits if it must. Releases the locks. */
+static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint32_t *order,
+                                  bool any, PyObject **result)
+{
+    Wake wake = {0};
+    PyObject *used = find_used(sel);
+    if (used != NULL) {
+        unlock_all(locks);
+        op_error_other(used);
         return PYGEN_ERROR;
     }
     Py_ssize_t index = pick(sel, m, &wake);
     if (index >= 0 || sel->has_default) {
-        unlock_all(&locks);
+        unlock_all(locks);
         wake_now(m, &wake);
         atomic_store(&sel->winner, index >= 0 ? sel->cases[index] : (PyObject *)sel);
         if (op_slice_over(m)) {
@@ -336,8 +351,8 @@ static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
     }
     sel->g = (G *)Py_NewRef(g);
     sel->waiter = g;
-    bool ok = enqueue_channels(sel, m);
-    unlock_all(&locks);
+    bool ok = enqueue_channels(sel, m, order);
+    unlock_all(locks);
     ok = ok && enqueue_others(sel, m);
     PyObject *winner = atomic_load(&sel->winner);
     if (likely(ok && winner == NULL)) {
@@ -353,6 +368,40 @@ static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
     PyErr_Clear();
     unlink_cases(sel);
     return finish(sel, result);
+}
+
+static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
+{
+    Locks locks;
+    sel->state = OP_DONE;
+    if (op_raise_if_cancelled(g) || !check_cases(sel, g)) {
+        return PYGEN_ERROR;
+    }
+    bool any = false;
+    for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
+        PyObject *c = sel->cases[i];
+        any |= c != NULL;
+        if (c != NULL && Py_IS_TYPE(c, &ChanOp_Type) && sharing()) {
+            compat_share(c);
+            if (((ChanOp *)c)->value != NULL) {
+                compat_share(((ChanOp *)c)->value);
+            }
+        }
+    }
+    uint32_t few[16], *order = few;
+    if (Py_SIZE(sel) > 16 &&
+        (order = PyMem_RawMalloc((size_t)Py_SIZE(sel) * sizeof *order)) == NULL) {
+        PyErr_NoMemory();
+        return PYGEN_ERROR;
+    }
+    PySendResult r = PYGEN_ERROR;
+    if (lock_all(sel, &locks)) {
+        r = select_locked(m, g, sel, &locks, order, any, result);
+    }
+    if (order != few) {
+        PyMem_RawFree(order);
+    }
+    return r;
 }
 
 static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)

@@ -350,9 +350,15 @@ static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
     obj_lock(&s->lock);
-    if (try_now(op)) {
+    if (unlikely(op_state(op) != OP_NEW &&
+                 !op->relocks)) { /* another has begun it at the same time */
         obj_unlock(&s->lock);
+        op_error_other((PyObject *)op);
+        return PYGEN_ERROR;
+    }
+    if (try_now(op)) {
         op_set_state(op, OP_FIRED);
+        obj_unlock(&s->lock);
         if (op_slice_over(m)) {
             op->waiter = g;
             return op_yield(g, result);
@@ -381,6 +387,11 @@ static PySendResult cond_begin(G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
     obj_lock(&s->lock);
+    if (unlikely(op_state(op) != OP_NEW)) {
+        obj_unlock(&s->lock);
+        op_error_other((PyObject *)op);
+        return PYGEN_ERROR;
+    }
     PySendResult r = syncop_wait(op, g, false, result);
     if (mutex_unlock((Sync *)s->mu)) {
         return r;

@@ -15,8 +15,7 @@ struct SleepOp {
     const G *waiter; /* who awaits it: only ever compared */
     Timer timer;
     int64_t duration_ns;
-    _Atomic uint8_t fired;
-    uint8_t used;
+    _Atomic uint8_t fired, used;
 };
 
 void timer_init(Timer *t, TimerKind kind, size_t offset)
@@ -339,9 +338,16 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     return (PyObject *)op;
 }
 
-static bool sleep_start(M *m, SleepOp *op, Who who) /* eats who */
+static bool sleep_start(M *m, SleepOp *op, const G *waiter, Who who) /* eats who */
 {
-    op->used = OP_WAITING;
+    uint8_t state = OP_NEW;
+    if (!atomic_compare_exchange_strong(&op->used, &state,
+                                        OP_WAITING)) { /* another does the same */
+        WHO_CLEAR(who);
+        op_error_used((PyObject *)op, state);
+        return false;
+    }
+    op->waiter = waiter;
     op->timer.when_ns = nanotime() + op->duration_ns;
     op->who = who;
     Py_INCREF(op); /* the heap's */
@@ -355,9 +361,9 @@ static bool sleep_start(M *m, SleepOp *op, Who who) /* eats who */
     return false;
 }
 
-bool sleep_fresh(SleepOp *op)
+int sleep_state(SleepOp *op)
 {
-    return op->used == OP_NEW;
+    return atomic_load_explicit(&op->used, memory_order_relaxed);
 }
 
 bool sleep_is_over(SleepOp *op)
@@ -367,7 +373,7 @@ bool sleep_is_over(SleepOp *op)
 
 int sleep_select(M *m, SleepOp *op, SelectOp *sel)
 {
-    return sleep_start(m, op, (Who){(uintptr_t)Py_NewRef((PyObject *)sel) | 1}) ? 1 : -1;
+    return sleep_start(m, op, NULL, (Who){(uintptr_t)Py_NewRef((PyObject *)sel) | 1}) ? 1 : -1;
 }
 
 /* It lost, or won: in the second case, or if it is being fired right now, it is used up. */
@@ -402,8 +408,7 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
             op->used = OP_DONE;
             return op_finish(Py_None, result);
         }
-        op->waiter = g;
-        if (!sleep_start(m, op, who_g(g))) {
+        if (!sleep_start(m, op, g, who_g(g))) {
             return PYGEN_ERROR;
         }
         return op_suspend(g, WAIT_SLEEP, result);

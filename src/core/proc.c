@@ -114,6 +114,7 @@ void drop_now(M *m)
 
 static void p_give(P *p, M *m)
 {
+    atomic_store_explicit(&p->m, m, memory_order_relaxed);
     atomic_store_explicit(&p->owner, p_owner(m, P_USER), memory_order_release);
 }
 
@@ -123,6 +124,10 @@ P *pidle_get(void)
     if (p != NULL) {
         sched.idle_ps = p->idle_next;
         atomic_fetch_sub(&sched.npidle, 1);
+        if (unlikely(atomic_load_explicit(&sched.sysmon_asleep, memory_order_relaxed))) {
+            atomic_store(&sched.sysmon_asleep, false);
+            sysmon_poke();
+        }
     }
     return p;
 }
@@ -267,7 +272,7 @@ void m_fini(M *m)
 
 /* Give `p` (in nobody's hands, off the idle list) to an M that sleeps, or to a new one. A new M is
  * counted as spinning if `spinning`, which the caller has added to sched.nmspinning. */
-static void start_m(P *p, bool spinning)
+void start_m(P *p, bool spinning)
 {
     lock(&sched.lock);
     M *m = atomic_load(&sched.exiting) ? NULL : idle_m_get();
@@ -290,7 +295,10 @@ static void start_m(P *p, bool spinning)
             m->all_next = sched.allm;
             sched.allm = m;
             /* Under the lock, so that m->thread is set for whoever joins it. */
-            if (pthread_create(&m->thread, NULL, m_main, m) != 0) {
+            if (pthread_create(&m->thread, NULL, m_main, m) == 0) {
+                pthread_getcpuclockid(m->thread, &m->cpu_clock);
+            }
+            else {
                 limit = sched.nm;
                 sched.allm = m->all_next;
                 sched.nm--;
@@ -684,6 +692,12 @@ static void give_way_to_scan(M *m, G *g)
     p_enter(m);
 }
 
+static void slice_mark(P *p) /* by its owner, in P_RUNNING */
+{
+    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
 /* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
 static void execute(M *m, G *g, bool inherit)
 {
@@ -695,6 +709,7 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
+    slice_mark(m->p);
     if (!inherit) {
         m->p->tick++;
         atomic_store_explicit(
@@ -737,13 +752,17 @@ static void execute(M *m, G *g, bool inherit)
         return; /* schedule() leaves too */
     }
     if (end == END_NONE) {
-        p_enter(m);
+        if (p_enter(m)) {
+            slice_mark(m->p);
+        }
         park_or_requeue(m, g);
         return;
     }
     g_drop_coro(g);
     bool is_main = g == sched.main_g;
-    p_enter(m);
+    if (p_enter(m)) {
+        slice_mark(m->p);
+    }
     g_finish(m, g, end, value);
     drop_later(m, (PyObject *)g);
     if (unlikely(is_main || atomic_load(&sched.counting))) {

@@ -350,6 +350,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.aborted, 0);
     atomic_store(&sched.thread_limit_hit, 0);
     atomic_store(&sched.signalled, 0);
+    atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
     unlock(&sched.lock);
 }
@@ -452,6 +453,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     Py_XDECREF(caller);
     m->ident = PyThread_get_thread_ident();
+    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
     bool alone = true;
@@ -661,18 +663,19 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
     unlock(&sched.lock);
-    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0;
+    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         ticks += p->tick;
         steals += p->nsteal;
         spills += p->nspill;
         timers += p->ntimers;
+        handoffs += atomic_load(&p->nhandoff);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
                          (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
                          (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
-                         (unsigned long long)spills, "threads", threads, "idle_threads", idle,
+                         (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
                          "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
                          (int)RING_SIZE);
 }

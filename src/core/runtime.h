@@ -50,6 +50,8 @@ enum {
 #define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
 #define SLICE_NS         10000000LL /* 10 ms */
 #define SIGNAL_LOOK_NS   100000000LL
+#define SYSMON_MIN_NS    20000LL   /* how often sysmon looks, when things move */
+#define SYSMON_MAX_NS    5000000LL /* ... and when they do not */
 #define LINGER_NS        50000LL /* for these see linger() in proc.c */
 #define LOOT_MIN         32
 #define LOOT_PATIENCE_NS 10000LL
@@ -293,6 +295,7 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
+    clockid_t cpu_clock; /* of the thread; set before it is given a P */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -313,10 +316,13 @@ typedef struct {
 
 struct P {
     _Atomic uint64_t owner;
+    _Atomic(M *) m;          /* who was given it last; sysmon only looks at its clock */
+    _Atomic uint32_t slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
     uint32_t tick; /* slices started */
     _Atomic int64_t slice_start_ns;
     uint64_t nsteal, nspill;
+    _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     P *idle_next; /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
@@ -359,6 +365,7 @@ typedef struct {
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
+    _Atomic bool sysmon_asleep;  /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
     M *m0;                      /* the thread that called run */
@@ -449,6 +456,7 @@ void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
+void start_m(P *p, bool spinning); /* see there */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
@@ -714,5 +722,6 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
+extern _Atomic int64_t sysmon_fixed_ns; /* for tests: look this often, and take every P that has work */
 
 #endif

@@ -104,6 +104,7 @@ static void set_procs(int n)
             lock(&p->timers_lock);
             p->timers_closed = false;
             unlock(&p->timers_lock);
+            atomic_store(&p->slices, 0);
             atomic_store(&p->owner, P_STOPPED_IDLE);
         }
     }
@@ -155,6 +156,7 @@ void procs_init(M *m0, int n)
         pidle_put(sched.allp[i]);
     }
     m0->p = sched.allp[0];
+    atomic_store(&m0->p->m, m0);
     atomic_store(&m0->p->owner, p_owner(m0, P_RUNNING));
     unlock(&sched.lock);
     unlock(&sched.stw_lock);

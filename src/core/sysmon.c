@@ -4,10 +4,17 @@
  *     signal.set_wakeup_fd); the Python handler must run on M0, which may be asleep, or just about to;
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
- *   - affinity and cgroup quota, once a second, while gomaxprocs follows them. */
+ *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
+ *     (retake), as Go does with a P in a system call.
+ *
+ * It looks every 20 us while there is something to take, less and less often while there is not, down to every
+ * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
+#define _GNU_SOURCE /* ppoll */
 #include "runtime.h"
 
 #include <poll.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 static pthread_t thread;
@@ -66,9 +73,93 @@ static void drain_pipe(void)
     }
 }
 
+/* ---- retake ---- */
+
+_Atomic int64_t sysmon_fixed_ns;
+
+static struct {
+    uint64_t owner;
+    uint32_t slices;
+    int64_t since_ns;            /* when this slice was first seen */
+    int64_t looked_ns, cpu_ns;   /* at the last look: time, and the CPU time of its thread */
+} seen[MAX_PROCS];
+static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec ts;
+    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
+}
+
+/* Is there something that only this P can do, or that nobody does? */
+static bool has_work(P *p, int64_t now)
+{
+    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
+}
+
+/* The thread has not run since the last look, so it blocks. With the GIL it may wait for that: then somebody
+ * else of this process runs, and another thread would only wait too. */
+static bool is_blocked(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+{
+    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
+}
+
+/* Take Ps whose Ms block, or have been computing for 10 ms, if there is work for them. Returns how many. */
+static int retake(int64_t now)
+{
+    int taken = 0;
+    int64_t process_cpu = HAVE_GIL ? clock_ns(CLOCK_PROCESS_CPUTIME_ID) : 0;
+    int64_t own_cpu = HAVE_GIL ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
+    int64_t others_cpu = (process_cpu - process_cpu_ns) - (own_cpu - own_cpu_ns);
+    process_cpu_ns = process_cpu;
+    own_cpu_ns = own_cpu;
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        uint64_t owner = atomic_load(&p->owner);
+        uint32_t slices = atomic_load_explicit(&p->slices, memory_order_relaxed);
+        if ((owner & 0xff) != P_USER || slices % 2 == 0) {
+            seen[i].owner = 0;
+            continue;
+        }
+        int64_t cpu = clock_ns(atomic_load_explicit(&p->m, memory_order_relaxed)->cpu_clock);
+        if (seen[i].owner != owner || seen[i].slices != slices) {
+            seen[i].owner = owner;
+            seen[i].slices = slices;
+            seen[i].since_ns = now;
+        }
+        else if (has_work(p, now) &&
+                 (now - seen[i].since_ns >= SLICE_NS || atomic_load(&sysmon_fixed_ns) > 0 ||
+                  is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns)) &&
+                 atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
+            /* It is in nobody's hands now, as one that wakep() has just taken. */
+            atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
+            seen[i].owner = 0;
+            start_m(p, false);
+            taken++;
+            continue;
+        }
+        seen[i].looked_ns = now;
+        seen[i].cpu_ns = cpu;
+    }
+    return taken;
+}
+
+/* All Ps are idle: tell those who take one that we want to know. */
+static bool fall_asleep(void)
+{
+    lock(&sched.lock);
+    bool idle = atomic_load(&sched.npidle) == sched.procs;
+    atomic_store(&sched.sysmon_asleep, idle);
+    unlock(&sched.lock);
+    return idle;
+}
+
 static void *sysmon(void *Py_UNUSED(arg))
 {
-    int64_t next_refresh = nanotime() + NS_PER_S;
+    prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
+    int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         int64_t next = release_main(now);
@@ -82,9 +173,25 @@ static void *sysmon(void *Py_UNUSED(arg))
             }
             next = next_refresh < next ? next_refresh : next;
         }
-        int timeout_ms = next == TIME_NEVER ? -1 : (int)((next - now) / 1000000) + 1;
+        int64_t fixed = atomic_load(&sysmon_fixed_ns);
+        if (retake(now) > 0) {
+            quiet = 0;
+            delay = SYSMON_MIN_NS;
+        }
+        else if (++quiet > 50) { /* 1 ms */
+            delay = delay * 2 < SYSMON_MAX_NS ? delay * 2 : SYSMON_MAX_NS;
+        }
+        delay = fixed > 0 ? fixed : delay;
+        if (quiet < 70 || !fall_asleep()) {
+            next = now + delay < next ? now + delay : next;
+        }
+        else {
+            quiet = 60; /* when woken, not every 20 us: it wakes often if we get here often */
+        }
+        int64_t wait = next - now;
+        struct timespec timeout = {wait / NS_PER_S, wait % NS_PER_S};
         struct pollfd p = {.fd = pipe_fd[0], .events = POLLIN};
-        if (poll(&p, 1, timeout_ms) > 0) {
+        if (ppoll(&p, 1, next == TIME_NEVER ? NULL : &timeout, NULL) > 0) {
             drain_pipe();
         }
     }
@@ -96,6 +203,7 @@ bool sysmon_start(int read_fd, int write_fd)
     pipe_fd[0] = read_fd;
     pipe_fd[1] = write_fd;
     atomic_store(&stopping, 0);
+    memset(seen, 0, sizeof seen);
     return started = pthread_create(&thread, NULL, sysmon, NULL) == 0;
 }
 

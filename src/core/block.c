@@ -194,6 +194,40 @@ static PyObject *as_operation(PyObject *obj)
     return op;
 }
 
+/* ---- in a plain goroutine ---- */
+
+PyObject *block_plain(M *m, PyObject *iter)
+{
+    PyObject *result;
+    PySendResult r;
+    while ((r = resume_coro(iter, &result)) == PYGEN_NEXT) {
+        Py_DECREF(result); /* PARKED */
+        park_wired(m, m->curg);
+    }
+    Py_DECREF(iter);
+    return r == PYGEN_RETURN ? result : NULL;
+}
+
+/* What to send to, in the name of this goroutine. */
+static PyObject *as_iterator(PyObject *obj, PyObject *timeout)
+{
+    PyAsyncMethods *async = Py_TYPE(obj)->tp_as_async;
+    if (!PyCoro_CheckExact(obj) && (async == NULL || async->am_await == NULL)) {
+        PyErr_Format(PyExc_TypeError, "block() needs an operation or a coroutine, not %R", obj);
+        return NULL;
+    }
+    if (timeout != Py_None) {
+        return PyObject_CallFunctionObjArgs(hooks.limited, obj, timeout, NULL);
+    }
+    if (PyCoro_CheckExact(obj) || PyObject_TypeCheck(obj, &Operation_Type)) {
+        return Py_NewRef(obj);
+    }
+    if (Py_IS_TYPE(obj, &Goroutine_Type)) {
+        return join_new(obj);
+    }
+    return PyObject_CallOneArg(hooks.as_coroutine, obj);
+}
+
 /* block(op, timeout=None) */
 static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *kwargs)
 {
@@ -205,7 +239,16 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
         (timeout != Py_None && !seconds_to_ns(timeout, "block()", &ns)) || check_forked()) {
         return NULL;
     }
-    if (tls_m != NULL) {
+    M *m = tls_m;
+    if (m != NULL && m->curg != NULL && m->curg->plain) {
+        if (atomic_load(&m->plain) == PLAIN_ORPHAN) {
+            PyErr_SetString(PyExc_RuntimeError, "block(): the runtime of this goroutine has ended");
+            return NULL;
+        }
+        PyObject *iter = as_iterator(obj, timeout);
+        return iter != NULL ? block_plain(m, iter) : NULL;
+    }
+    if (m != NULL) {
         PyErr_SetString(PyExc_RuntimeError,
                         "block() inside an async goroutine would stop its thread: use await");
         return NULL;
@@ -222,8 +265,8 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
 PyDoc_STRVAR(
     block_doc,
     "block(op, /, timeout=None)\n--\n\n"
-    "Wait for an operation or a coroutine in plain code: in a thread that is no goroutine, "
-    "while a\nruntime runs. TimeoutError when `timeout` seconds have passed; the operation is "
+    "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
+             "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation is "
     "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
 
 PyMethodDef block_methods[] = {

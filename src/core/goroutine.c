@@ -337,29 +337,55 @@ void g_discard(G *g)
     }
 }
 
-/* The coroutine that go(fn, ...) shall run: a new reference. */
-static PyObject *make_coroutine(PyObject *fn, PyObject *const *args, Py_ssize_t nargs,
-                                PyObject *kwnames)
+/* 1: calling `fn` makes a coroutine. 0: it is plain. -1 with an exception: it cannot be run. */
+static int is_async(PyObject *fn)
 {
-    bool async;
-    if (PyFunction_Check(fn)) {
-        async = ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags &
-                (CO_COROUTINE | CO_ITERABLE_COROUTINE);
+    if (!PyCallable_Check(fn)) {
+        PyErr_Format(PyExc_TypeError, "go() needs a function or a coroutine object, not %R", fn);
+        return -1;
     }
-    else {
+    if (!PyFunction_Check(fn)) {
         PyObject *answer = PyObject_CallOneArg(hooks.is_async, fn);
-        if (answer == NULL) {
-            return NULL;
-        }
-        async = answer == Py_True;
-        Py_DECREF(answer);
+        int async = answer == NULL ? -1 : answer == Py_True;
+        Py_XDECREF(answer);
+        return async;
     }
-    if (!async) {
-        PyErr_Format(PyExc_TypeError, "go() needs an async function or a coroutine object, not %R",
-                     fn);
-        return NULL;
+    int flags = ((PyCodeObject *)PyFunction_GET_CODE(fn))->co_flags;
+    if (flags & (CO_COROUTINE | CO_ITERABLE_COROUTINE)) {
+        return 1;
     }
-    return PyObject_Vectorcall(fn, args, (size_t)nargs, kwnames);
+    if (flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)) {
+        PyErr_Format(PyExc_TypeError, "go() cannot run the generator function %R: iterate over it in one", fn);
+        return -1;
+    }
+    return 0;
+}
+
+/* What a plain goroutine keeps until it calls its function: (fn, args, kwargs or None). */
+static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    PyObject *kwargs = kwnames != NULL ? PyDict_New() : Py_NewRef(Py_None);
+    PyObject *tuple = PyTuple_New(nargs);
+    bool ok = kwargs != NULL && tuple != NULL;
+    for (Py_ssize_t i = 0; ok && i < nargs; i++) {
+        PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    }
+    for (Py_ssize_t i = 0; ok && kwnames != NULL && i < PyTuple_GET_SIZE(kwnames); i++) {
+        ok = PyDict_SetItem(kwargs, PyTuple_GET_ITEM(kwnames, i), args[nargs + i]) == 0;
+    }
+    PyObject *call = ok ? PyTuple_Pack(3, fn, tuple, kwargs) : NULL;
+    Py_XDECREF(kwargs);
+    Py_XDECREF(tuple);
+    return call;
+}
+
+/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say), it is run here too. */
+PyObject *g_call_plain(G *g)
+{
+    PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
+    PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
+                                     kwargs != Py_None ? kwargs : NULL);
+    return result != NULL && PyCoro_CheckExact(result) ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until
@@ -456,7 +482,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
                   PyObject *kwnames)
 {
     if (nargs < 1) {
-        PyErr_SetString(PyExc_TypeError, "go() needs an async function or a coroutine object");
+        PyErr_SetString(PyExc_TypeError, "go() needs a function or a coroutine object");
         return NULL;
     }
     if (check_forked()) {
@@ -471,6 +497,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
     bool later = false;                /* the call of fn is put off */
+    bool plain = false;
     PyObject *rest = kwnames;          /* borrowed unless `name` was taken out */
     PyObject *small[16], **buf = NULL; /* args without `name` */
     Py_ssize_t nkw = kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0;
@@ -520,9 +547,16 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     }
     else {
         later = may_put_off(fn, nargs - 1, nkw, name);
-        coro = later ? keep_args(args + 1, nargs - 1)
-                     : make_coroutine(fn, args + 1, nargs - 1, nkw > 0 ? rest : NULL);
-        if (!later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
+        int async = later ? 1 : is_async(fn);
+        if (async < 0) {
+            goto done;
+        }
+        plain = !async;
+        PyObject *kw = nkw > 0 ? rest : NULL;
+        coro = later   ? keep_args(args + 1, nargs - 1)
+               : plain ? keep_call(fn, args + 1, nargs - 1, kw)
+                       : PyObject_Vectorcall(fn, args + 1, (size_t)(nargs - 1), kw);
+        if (async && !later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
                 PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine",
                              fn, coro);
@@ -550,21 +584,27 @@ done:
         return NULL;
     }
 
+    PyObject *own_name = NULL;
     if (name == NULL && PyFunction_Check(fn)) {
         name = ((PyFunctionObject *)fn)->func_qualname;
     }
+    else if (name == NULL && plain) {
+        name = own_name = name_of(fn);
+    }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
     G *g = g_new(tls_m, coro, name, put_off, false);
+    Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
+    g->plain = plain;
     if (given && !claim(g)) {
         g_discard(g);
         return NULL;
     }
     /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
     if (unlikely(atomic_load(&sched.draining))) {
-        PyObject *r = given || later ? NULL : PyObject_CallMethod(coro, "close", NULL);
+        PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
         PyErr_SetString(PyExc_RuntimeError,
@@ -612,7 +652,10 @@ void callback_start(Callback *cb)
     if (atomic_load(&sched.running) != RUN_ON || atomic_load(&sched.draining)) {
         return; /* as timers are that have not fired when main ends */
     }
-    PyObject *coro = PyObject_CallFunctionObjArgs(hooks.call, cb->fn, cb->args, NULL);
+    int async = is_async(cb->fn);
+    PyObject *coro = async < 0 ? NULL
+                     : async   ? PyObject_Call(cb->fn, cb->args, NULL)
+                               : PyTuple_Pack(3, cb->fn, cb->args, Py_None);
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
@@ -626,6 +669,7 @@ void callback_start(Callback *cb)
         run_fail(compat_take_exception());
         return;
     }
+    g->plain = !async;
     Py_XSETREF(g->context, Py_XNewRef(cb->context));
     Py_XSETREF(g->site_code, (PyCodeObject *)Py_XNewRef((PyObject *)cb->site_code));
     g->site_lasti = cb->site_lasti;
@@ -668,6 +712,20 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
+}
+
+void g_abandon(G *g, PyObject *exc)
+{
+    g_lock(g);
+    g->end = END_CANCELLED;
+    PyObject *reason = g->value;
+    g->value = exc;
+    JoinOp *waiters = join_take_all(g);
+    atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
+    join_drop_all(waiters); /* whoever waited has ended */
+    Py_XDECREF(reason);
+    bind_drop_all(g);
+    atomic_fetch_add(&sched.gended, 1);
 }
 
 /* The coroutine has ended; before g_finish, since it calls into Python. */
@@ -1073,8 +1131,19 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
     if (scan) {
         scanning = g;
     }
-    PyObject *what = !own && !scan ? Py_None : g->put_off ? g->name : g->coro;
-    PyObject *r = PyObject_CallOneArg(hooks.stack_of, what);
+    PyObject *what = NULL;
+    if (g->plain) { /* the frames of its thread, whether it runs or not */
+        lock(&sched.lock); /* Ms are freed under it */
+        M *wired = g->wired;
+        unsigned long ident = wired != NULL ? wired->ident : 0;
+        unlock(&sched.lock);
+        what = ident != 0 ? PyLong_FromUnsignedLong(ident) : Py_NewRef(Py_None);
+    }
+    else {
+        what = Py_NewRef(!own && !scan ? Py_None : g->put_off ? g->name : g->coro);
+    }
+    PyObject *r = what != NULL ? PyObject_CallOneArg(hooks.stack_of, what) : NULL;
+    Py_XDECREF(what);
     if (scan) {
         scanning = outer;
         scan_end(g);

@@ -248,6 +248,7 @@ bool m_init(M *m, PyThreadState *ts)
         return false;
     }
     tls_m = m;
+    m->ident = PyThread_get_thread_ident();
     PyObject *r = PyObject_CallNoArgs(hooks.attach_thread);
     Py_XDECREF(r);
     return r != NULL;
@@ -370,13 +371,41 @@ void wake_m0(void)
     }
 }
 
+static void wired_m_remove(M *m) /* sched.lock */
+{
+    if (m->idle_prev != NULL) {
+        m->idle_prev->idle_next = m->idle_next;
+    }
+    else {
+        sched.wired_ms = m->idle_next;
+    }
+    if (m->idle_next != NULL) {
+        m->idle_next->idle_prev = m->idle_prev;
+    }
+    m->on_wired_list = false;
+    sched.nmwired--;
+}
+
 void wake_all_ms(void)
 {
+    while (sched.wired_ms != NULL) {
+        M *m = sched.wired_ms;
+        wired_m_remove(m);
+        note_wake(&m->note);
+    }
     while (sched.idle_ms != NULL) {
         M *m = sched.idle_ms;
         idle_m_remove(m);
         note_wake(&m->note);
     }
+}
+
+/* sched.lock: all Ms sleep, nothing is queued and no timer runs. Not whether there is a poller: its timer may have
+ * been taken back. */
+bool nobody_works(void)
+{
+    return sched.nmidle + sched.nmwired == sched.nm && atomic_load(&sched.runq_size) == 0 &&
+           timers_next() == TIME_NEVER;
 }
 
 /* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
@@ -407,9 +436,7 @@ static void stop_m(M *m)
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
-    /* Not whether there is a poller: its timer may have been taken back. */
-    bool dead = sched.nmidle == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-                timers_next() == TIME_NEVER;
+    bool dead = nobody_works();
     unlock(&sched.lock);
     if (until != TIME_NEVER) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
@@ -421,9 +448,11 @@ static void stop_m(M *m)
         until = check_dead();
     }
 
-    if (m == sched.m0 && !sched.signal_pipe) {
-        int64_t soon = nanotime() + SIGNAL_LOOK_NS;
+    if (m == sched.m0) {
+        int64_t soon = sched.signal_pipe ? TIME_NEVER : nanotime() + SIGNAL_LOOK_NS;
+        int64_t plain = abandon();
         until = soon < until ? soon : until;
+        until = plain < until ? plain : until;
     }
 
     bool woken;
@@ -445,6 +474,129 @@ static void stop_m(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
+    }
+}
+
+/* ---- goroutines that run on one thread only ---- */
+
+static bool missed_work(void);
+
+void handoff_p(M *m)
+{
+    P *p = m->p;
+    m->p = NULL;
+    bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
+    if (timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0) {
+        start_m(p, false);
+        return;
+    }
+    lock(&sched.lock);
+    pidle_put(p);
+    unlock(&sched.lock);
+    atomic_thread_fence(memory_order_seq_cst); /* give up, fence, look: see the top of this file */
+    if (missed_work()) {
+        wakep();
+    }
+}
+
+/* Sleep until the goroutine that is wired to this M may run: somebody hands over his P (then held in
+ * P_RUNNING). Attached, without P. It may not come: the runtime ends. */
+static void stop_wired(M *m)
+{
+    for (;;) {
+        if (m == sched.m0) {
+            atomic_store(&sched.signalled, 0);
+            if (PyErr_CheckSignals() < 0 || Py_MakePendingCalls() < 0) {
+                run_fail(compat_take_exception());
+            }
+        }
+        lock(&sched.lock);
+        if (m->nextp != NULL || atomic_load(&sched.exiting)) {
+            unlock(&sched.lock);
+            break;
+        }
+        m->idle_prev = NULL;
+        m->idle_next = sched.wired_ms;
+        if (sched.wired_ms != NULL) {
+            sched.wired_ms->idle_prev = m;
+        }
+        sched.wired_ms = m;
+        m->on_wired_list = true;
+        sched.nmwired++;
+        note_clear(&m->note);
+        bool dead = nobody_works();
+        bool signalled = m == sched.m0 && atomic_load(&sched.signalled);
+        unlock(&sched.lock);
+        int64_t until = signalled ? 0 : dead ? check_dead() : TIME_NEVER;
+        if (m == sched.m0 && !sched.signal_pipe) {
+            int64_t soon = nanotime() + SIGNAL_LOOK_NS;
+            until = soon < until ? soon : until;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        note_sleep(&m->note, until);
+        lock(&sched.lock);
+        if (m->on_wired_list) { /* time is up, or a signal */
+            wired_m_remove(m);
+        }
+        unlock(&sched.lock);
+        Py_END_ALLOW_THREADS
+    }
+    m->p = m->nextp;
+    m->nextp = NULL;
+    if (m->p != NULL) {
+        p_enter(m);
+    }
+}
+
+/* `g`, which we have taken from a queue, is wired to another M: that gets our P, and the reference. */
+static void hand_to_wired(M *m, G *g)
+{
+    M *other = g->wired;
+    lock(&sched.lock);
+    other->nextp = m->p;
+    p_give(m->p, other);
+    m->p = NULL;
+    if (other->on_wired_list) { /* else it is about to be, and will see nextp */
+        wired_m_remove(other);
+        note_wake(&other->note);
+    }
+    unlock(&sched.lock);
+}
+
+/* Suspended in block(): the thread sleeps until the goroutine is woken and has a P again. */
+void park_wired(M *m, G *g)
+{
+    if (p_enter(m)) {
+        slice_mark(m->p);
+    }
+    uint32_t s = atomic_load(&g->state);
+    bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    do {
+        requeue = yields || (s & G_NOTIFIED);
+    } while (!atomic_compare_exchange_weak(&g->state, &s,
+                                           (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING)));
+    if (requeue) {
+        lock(&sched.lock);
+        globrunq_put((G *)Py_NewRef(g));
+        unlock(&sched.lock);
+    }
+    if (m->p != NULL) {
+        handoff_p(m);
+    }
+    else if (requeue) {
+        wakep();
+    }
+    stop_wired(m);
+    s = atomic_load(&g->state); /* runnable; if the runtime ends, perhaps still waiting */
+    while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
+    }
+    if (m->p != NULL) {
+        slice_mark(m->p);
+        p_leave(m);
+        Py_DECREF(g); /* the run queue's; not the last */
+    }
+    else {
+        atomic_fetch_or(&g->state, G_CANCEL); /* aborted: let it unwind */
     }
 }
 
@@ -471,8 +623,14 @@ static void *m_main(void *arg)
     m_fini(m);
     PyGILState_Release(gil);
     lock(&sched.lock);
-    sched.nm--;
+    bool orphan = atomic_load(&m->plain) == PLAIN_ORPHAN;
+    if (!orphan) {
+        sched.nm--;
+    }
     unlock(&sched.lock);
+    if (orphan) {
+        PyMem_RawFree(m); /* nobody joins it */
+    }
     return NULL;
 }
 
@@ -576,10 +734,25 @@ static PySendResult throw_into(PyObject *coro, PyObject *exc, PyObject **result)
     return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-/* Resume the coroutine until it suspends in one of our operations, or ends. */
+/* Resume a coroutine (or an operation) until it suspends in one of our operations, or ends. */
+PySendResult resume_coro(PyObject *coro, PyObject **result)
+{
+    PySendResult r = PyIter_Send(coro, Py_None, result);
+    while (unlikely(r == PYGEN_NEXT && *result != PARKED)) {
+        /* An awaitable of somebody else suspended, and nobody here will ever wake it. */
+        PyObject *exc = PyObject_CallOneArg(hooks.foreign_await, *result);
+        Py_DECREF(*result);
+        r = throw_into(coro, exc, result);
+    }
+    return r;
+}
+
 static PySendResult resume(G *g, PyObject **result)
 {
-    PySendResult r;
+    if (unlikely(g->plain)) {
+        *result = op_raise_if_cancelled(g) ? NULL : g_call_plain(g);
+        return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+    }
     if (unlikely(!g->started)) {
         /* Cancelled before it began: it never does. (A context that is over is met by its first operation.) */
         if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) &&
@@ -591,14 +764,7 @@ static PySendResult resume(G *g, PyObject **result)
         }
         g->started = 1;
     }
-    r = PyIter_Send(g->coro, Py_None, result);
-    while (unlikely(r == PYGEN_NEXT && *result != PARKED)) {
-        /* An awaitable of somebody else suspended, and nobody here will ever wake it. */
-        PyObject *exc = PyObject_CallOneArg(hooks.foreign_await, *result);
-        Py_DECREF(*result);
-        r = throw_into(g->coro, exc, result);
-    }
-    return r;
+    return resume_coro(g->coro, result);
 }
 
 /* Most programs use no context variables, and a Context of its own would cost every goroutine 80 bytes.
@@ -692,10 +858,17 @@ static void give_way_to_scan(M *m, G *g)
     p_enter(m);
 }
 
-static void slice_mark(P *p) /* by its owner, in P_RUNNING */
+void slice_mark(P *p) /* by its owner, in P_RUNNING */
 {
     atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
                           memory_order_relaxed);
+}
+
+/* The function has returned. False: too late, see abandon() in run.c. */
+static bool plain_end(M *m)
+{
+    uint8_t runs = PLAIN_RUNS;
+    return atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_NONE);
 }
 
 /* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
@@ -725,6 +898,11 @@ static void execute(M *m, G *g, bool inherit)
         report_thread_limit();
     }
     m->curg = g; /* from here on, what runs on this thread is its code */
+    if (unlikely(g->plain)) {
+        g->wired = m;
+        m->wired = g;
+        atomic_store(&m->plain, PLAIN_RUNS);
+    }
     if (unlikely(g == sched.main_g)) {
         g->roam = false;
     }
@@ -745,6 +923,16 @@ static void execute(M *m, G *g, bool inherit)
         end = classify(value);
     }
     m->curg = NULL;
+    if (unlikely(g->plain) && !plain_end(m)) {
+        Py_XDECREF(value); /* run() did not wait for it, and has declared it dead */
+        Py_DECREF(g);
+        return;
+    }
+    if (unlikely(m->wired == g && end != END_NONE)) {
+        m->ends = g->locks > 0 && m != sched.m0;
+        m->wired = NULL;
+        g->wired = NULL;
+    }
     if (m->stop != NULL) {
         op_drop_stop_value(m);
     }
@@ -906,7 +1094,7 @@ static bool linger(M *m)
 }
 
 /* Take an idle P, if there is one, and hold it in P_RUNNING. */
-static bool get_idle_p(M *m)
+bool get_idle_p(M *m)
 {
     lock(&sched.lock);
     P *p = pidle_get();
@@ -1053,31 +1241,54 @@ static void give_to_m0(M *m, G *g)
 void schedule(M *m)
 {
     for (;;) {
-        bool inherit;
-        G *g = find_runnable(m, &inherit);
-        if (g == NULL) {
+        bool inherit = false;
+        G *g = m->wired;
+        if (unlikely(g != NULL)) { /* lock_os_thread(): nothing else runs here */
+            if (m->p != NULL) {
+                handoff_p(m);
+            }
+            drop_now(m);
+            stop_wired(m);
+            if (m->p == NULL) {
+                break;
+            }
+        }
+        else if ((g = find_runnable(m, &inherit)) == NULL) {
             break;
         }
         if (m->spinning) {
             stop_spinning(m);
             wakep(); /* submitters relied on us to look; somebody else must now */
         }
+        if (unlikely(g->wired != NULL && g->wired != m)) {
+            hand_to_wired(m, g);
+            continue;
+        }
+        if (unlikely(g->plain && m == sched.m0 && g != sched.main_g)) {
+            /* It might never come back, and run() must: another M shall have it. */
+            lock(&sched.lock);
+            globrunq_put_head(g, g, 1);
+            unlock(&sched.lock);
+            handoff_p(m);
+            continue;
+        }
         if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam)) {
             give_to_m0(m, g);
             continue;
         }
         execute(m, g, inherit);
-        if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed) ||
+                     atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN)) {
             return;
+        }
+        if (unlikely(m->ends)) {
+            break;
         }
     }
     if (m->spinning) {
         stop_spinning(m);
     }
     if (m->p != NULL) {
-        lock(&sched.lock);
-        pidle_put(m->p);
-        unlock(&sched.lock);
-        m->p = NULL;
+        handoff_p(m);
     }
 }

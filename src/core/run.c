@@ -161,6 +161,69 @@ void some_g_ended(void)
     }
 }
 
+/* ---- plain goroutines that do not come back ---- */
+
+#define GRACE_NS 100000000LL /* how long a plain function may take to notice that main has ended */
+
+static int64_t drain_since_ns;
+
+/* Main has ended, and M0 has nothing to do. If all that is left are plain functions that have been running since,
+ * leave without them: their threads end when they return. */
+int64_t abandon(void)
+{
+    if (!atomic_load(&sched.draining) || atomic_load(&sched.exiting)) {
+        return TIME_NEVER;
+    }
+    int64_t now = nanotime();
+    if (drain_since_ns == 0) {
+        drain_since_ns = now;
+    }
+    if (now < drain_since_ns + GRACE_NS) {
+        return drain_since_ns + GRACE_NS;
+    }
+    int64_t plain = 0;
+    lock(&sched.lock);
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        plain += atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list;
+    }
+    unlock(&sched.lock);
+    if (plain == 0 || g_alive() > plain) {
+        return now + GRACE_NS;
+    }
+    PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
+    if (cancelled == NULL) {
+        run_fail(compat_take_exception());
+        return TIME_NEVER;
+    }
+    for (bool found = true; found;) {
+        G *g = NULL;
+        found = false;
+        lock(&sched.lock);
+        for (M **at = &sched.allm, *m; (m = *at) != NULL; at = &m->all_next) {
+            uint8_t runs = PLAIN_RUNS;
+            if (m->on_wired_list || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
+                continue; /* it waits in block() and has been woken, or returned just now */
+            }
+            *at = m->all_next;
+            sched.nm--;
+            g_count_fold(m);
+            pthread_detach(m->thread);
+            g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
+            g->wired = NULL;
+            found = true;
+            break;
+        }
+        unlock(&sched.lock);
+        if (g != NULL) {
+            g_abandon(g, Py_NewRef(cancelled));
+            Py_DECREF(g);
+        }
+    }
+    Py_DECREF(cancelled);
+    some_g_ended();
+    return TIME_NEVER;
+}
+
 /* goroutines(): all that are alive. */
 static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -182,8 +245,7 @@ static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
 static bool all_asleep(void)
 {
     lock(&sched.lock);
-    bool asleep = sched.nmidle == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-                  timers_next() == TIME_NEVER;
+    bool asleep = nobody_works();
     unlock(&sched.lock);
     return asleep && !atomic_load(&sched.exiting);
 }
@@ -241,7 +303,8 @@ int64_t check_dead(void)
 
 static void close_g(M *m, G *g) /* eats the reference; its state is ours to set */
 {
-    PyObject *r = g->put_off ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
+    PyObject *r =
+        g->put_off || g->plain ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);
     }
@@ -278,7 +341,7 @@ static void bury_the_rest(M *m)
         G **all = allgs_snapshot(&n);
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
-            if ((s & G_STATE) == G_WAITING &&
+            if ((s & G_STATE) == G_WAITING && all[i]->wired == NULL &&
                 atomic_compare_exchange_strong(&all[i]->state, &s, G_RUNNING)) {
                 close_g(m, all[i]);
                 found = true;
@@ -352,6 +415,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
+    drain_since_ns = 0;
     unlock(&sched.lock);
 }
 
@@ -421,14 +485,14 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     return NULL;
 }
 
-/* run(coro, procs, follow, read_fd, write_fd, signal_pipe): `follow` affinity and quota from here on; the pipe is for
+/* run(coro, name, procs, follow, read_fd, write_fd, signal_pipe): coro may be (fn, args, None), a plain function; `follow` affinity and quota from here on; the pipe is for
  * sysmon. */
 static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
 {
-    PyObject *coro;
+    PyObject *coro, *name;
     int procs, follow, read_fd, write_fd, signal_pipe;
     bool stuck;
-    if (!PyArg_ParseTuple(args, "Oipiip", &coro, &procs, &follow, &read_fd, &write_fd,
+    if (!PyArg_ParseTuple(args, "OOipiip", &coro, &name, &procs, &follow, &read_fd, &write_fd,
                           &signal_pipe) ||
         check_forked() || !begin(&stuck)) {
         return NULL;
@@ -444,7 +508,10 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     reset_sched(m);
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
-    G *g = g_new(NULL, Py_NewRef(coro), NULL, 0, false);
+    G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
+    if (g != NULL) {
+        g->plain = PyTuple_CheckExact(coro);
+    }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
     if (g != NULL && caller != NULL) { /* main is created by whoever called gofer.run() */
@@ -452,7 +519,6 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         g->site_lasti = PyFrame_GetLasti(caller);
     }
     Py_XDECREF(caller);
-    m->ident = PyThread_get_thread_ident();
     pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
@@ -597,6 +663,106 @@ static PyObject *core_proc_id(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     return PyLong_FromLong(m != NULL && m->p != NULL ? m->p->id : -1);
 }
 
+/* ---- a goroutine and its thread ---- */
+
+static G *curg_or_error(const char *what)
+{
+    M *m = tls_m;
+    G *g = m != NULL ? m->curg : NULL;
+    if (g == NULL) {
+        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()", what);
+    }
+    return g;
+}
+
+static PyObject *core_lock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    G *g = curg_or_error("lock_os_thread()");
+    if (g == NULL) {
+        return NULL;
+    }
+    if (g->locks == UINT16_MAX) {
+        PyErr_SetString(PyExc_RuntimeError, "lock_os_thread() is nested too deeply");
+        return NULL;
+    }
+    g->locks++;
+    g->wired = tls_m;
+    tls_m->wired = g;
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    G *g = curg_or_error("unlock_os_thread()");
+    if (g == NULL) {
+        return NULL;
+    }
+    if (g->locks == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "unlock_os_thread() without lock_os_thread()");
+        return NULL;
+    }
+    if (--g->locks == 0 && !g->plain) {
+        g->wired = NULL;
+        tls_m->wired = NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* The code that follows will block: let another M have the P at once. Outside a goroutine: nothing to do. */
+static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    if (m != NULL && m->curg != NULL && p_enter(m)) {
+        slice_mark(m->p);
+        handoff_p(m);
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    if (m != NULL && m->curg != NULL && m->p == NULL && get_idle_p(m)) {
+        slice_mark(m->p);
+        p_leave(m);
+    }
+    Py_RETURN_NONE;
+}
+
+/* For tests: sysmon looks this often and takes every P that has work. 0: as usual. */
+static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
+{
+    long n = PyLong_AsLong(us);
+    if (n == -1 && PyErr_Occurred()) {
+        return NULL;
+    }
+    atomic_store(&sysmon_fixed_ns, n * 1000);
+    Py_RETURN_NONE;
+}
+
+/* Threads that run goroutines: what Python code they have on their stacks is ours. */
+static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    PyObject *set = PySet_New(NULL);
+    unsigned long idents[256];
+    int n = 0;
+    lock(&sched.lock);
+    for (M *m = sched.allm; m != NULL && n < 256; m = m->all_next) {
+        if (m->on_wired_list) {
+            idents[n++] = m->ident;
+        }
+    }
+    unlock(&sched.lock);
+    for (int i = 0; set != NULL && i < n; i++) {
+        PyObject *ident = PyLong_FromUnsignedLong(idents[i]);
+        if (ident == NULL || PySet_Add(set, ident) < 0) {
+            Py_CLEAR(set);
+        }
+        Py_XDECREF(ident);
+    }
+    return set;
+}
+
 /* ---- code that only the main thread may run ---- */
 
 typedef struct {
@@ -692,6 +858,12 @@ PyMethodDef run_methods[] = {
     {"go_late", core_go_late, METH_O, NULL},
     {"goroutines", core_goroutines, METH_NOARGS, NULL},
     {"proc_id", core_proc_id, METH_NOARGS, NULL},
+    {"lock_os_thread", core_lock_os_thread, METH_NOARGS, NULL},
+    {"unlock_os_thread", core_unlock_os_thread, METH_NOARGS, NULL},
+    {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
+    {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
+    {"set_sysmon", core_set_sysmon, METH_O, NULL},
+    {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},
     {NULL},

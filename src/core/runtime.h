@@ -222,12 +222,15 @@ struct G {
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
         foreign : 1;       /* no goroutine: stands for a thread in block() */
+    bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
+    uint16_t locks; /* nested lock_os_thread() */
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool roam;             /* main only: may run on another thread this time */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
     };
+    M *wired;               /* it runs on this M only: a plain function that has begun, or locked */
     struct JoinOp *waiters; /* circular, oldest first; each entry owned */
     struct Bind *bind;      /* innermost context it is bound to; this G's to change (context.c) */
     G *all_prev, *all_next; /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
@@ -271,11 +274,17 @@ typedef struct {
     size_t n, cap;
 } Drops;
 
+/* PLAIN_ORPHAN: run() has returned, or is about to, without waiting for the function. */
+enum { PLAIN_NONE, PLAIN_RUNS, PLAIN_ORPHAN };
+
 struct M {
     int id;
     bool spinning;
     uint8_t luck;             /* how often it may still linger */
     bool on_idle_list;        /* sched.lock */
+    bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
+    bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic uint8_t plain;    /* whether it runs a plain function: one of PLAIN_... */
     bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
@@ -283,6 +292,7 @@ struct M {
     P *p;          /* written by this M only; see p_enter for what it is worth */
     P *nextp;      /* sched.lock until the note is woken: handed over by start_m */
     G *curg;       /* owned while set */
+    G *wired;      /* the goroutine that is wired to it; borrowed */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -383,6 +393,8 @@ typedef struct {
     G *runq_head, *runq_tail;  /* lock, as all below */
     P *idle_ps;                /* LIFO */
     M *idle_ms;                /* LIFO */
+    M *wired_ms;               /* sleep until their goroutine may run; linked as the idle ones */
+    int32_t nmwired;
     M *poller;
     M *allm; /* all but m0 */
     int32_t nmidle, nm;
@@ -414,8 +426,8 @@ static inline bool sharing(void)
 typedef struct {
     PyObject *Cancelled, *Deadlock, *GoExit, *ChannelClosed, *WouldBlock;
     PyObject *Selected;      /* the named tuple */
-    PyObject *call;          /* (fn, args) -> coroutine that calls fn, plain or async */
     PyObject *as_coroutine;  /* (awaitable) -> coroutine that awaits it */
+    PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
     PyObject *attach_thread; /* () -> None: on each new M */
     PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
     PyObject *is_async;      /* (callable) -> bool, for what is not exactly a function */
@@ -457,10 +469,16 @@ bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it retu
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(P *p, bool spinning); /* see there */
+void handoff_p(M *m);               /* give up the P, held in P_RUNNING */
+bool get_idle_p(M *m);              /* held in P_RUNNING */
+void slice_mark(P *p);
+void park_wired(M *m, G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
+bool nobody_works(void); /* sched.lock */
+PySendResult resume_coro(PyObject *coro, PyObject **result);
 void drop_later(M *m, PyObject *op); /* `m` NULL: this is no M */
 void due_later(M *m, PyObject *op);
 void drop_now(M *m);
@@ -671,10 +689,14 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* Created where the caller stands. Eats coro; returns two references. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
+void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 bool g_make_coro(G *g);
+PyObject *g_call_plain(G *g);
+PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
+int64_t abandon(void); /* on M0, idle: see there. Returns when to look again */
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);

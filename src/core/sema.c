@@ -629,7 +629,13 @@ static PyObject *enter(PyObject *self, PyObject *op)
     if (op == NULL) {
         return NULL;
     }
-    if (tls_m != NULL) {
+    M *m = tls_m;
+    if (m != NULL && m->curg != NULL && m->curg->plain) {
+        PyObject *r = block_plain(m, op);
+        Py_XDECREF(r);
+        return r != NULL ? Py_NewRef(self) : NULL;
+    }
+    if (m != NULL) {
         PyErr_Format(PyExc_RuntimeError,
                      "`with %R` inside an async goroutine would stop its thread: use `async with`",
                      self);

@@ -39,7 +39,17 @@ from gofer._errors import (
     WouldBlock,
 )
 from gofer._group import Group
-from gofer._run import current, goexit, gomaxprocs, num_cpu, run, set_max_threads
+from gofer._run import (
+    blocking,
+    current,
+    goexit,
+    gomaxprocs,
+    lock_os_thread,
+    num_cpu,
+    run,
+    set_max_threads,
+    unlock_os_thread,
+)
 from gofer._select import Selected
 from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
@@ -72,12 +82,14 @@ __all__ = [
     "after_func",
     "atomic",
     "block",
+    "blocking",
     "context",
     "current",
     "go",
     "goexit",
     "gomaxprocs",
     "gosched",
+    "lock_os_thread",
     "num_cpu",
     "num_goroutine",
     "once_value",
@@ -88,4 +100,5 @@ __all__ = [
     "singleflight",
     "sleep",
     "timeout",
+    "unlock_os_thread",
 ]

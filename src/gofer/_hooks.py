@@ -32,17 +32,19 @@ __all__ = [
     "WouldBlock",
     "as_coroutine",
     "attach_thread",
-    "call",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
     "is_async",
     "is_coroutine",
     "last_chance",
+    "limited",
     "note_failure",
     "stack_of",
     "warn_leak",
 ]
+
+TIMEOUT = 3  # as in src/core/context.c
 
 # A deadlock of a million goroutines is told by its first ones.
 MAX_TOLD = 1000
@@ -67,15 +69,17 @@ def is_async(fn: object) -> bool:
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
-async def call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Call `fn`, plain or async, in a goroutine of its own."""
-    result = fn(*args)
-    return await result if inspect.isawaitable(result) else result
 
 
 async def as_coroutine(awaitable: Awaitable[Any]) -> Any:
     """Await what is awaitable but no coroutine."""
     return await awaitable
+
+
+async def limited(awaitable: Awaitable[Any], seconds: float) -> Any:
+    """Await it so long."""
+    async with _core.context(TIMEOUT, None, seconds, None, None):
+        return await awaitable
 
 
 def _frame_of(awaitable: Any) -> types.FrameType | None:
@@ -99,11 +103,31 @@ def _awaited_by(awaitable: Any) -> Any:
     return None
 
 
+def _stack_of_thread(ident: int) -> traceback.StackSummary:
+    """Without what is below the goroutine: the caller of run()."""
+    frames: list[tuple[types.FrameType, int]] = []
+    frame = sys._current_frames().get(ident)
+    while frame is not None and frame.f_globals is globals():
+        frame = frame.f_back  # this look itself, made by that thread
+    while frame is not None and frame.f_code is not _run_code():
+        frames.append((frame, frame.f_lineno))
+        frame = frame.f_back
+    return traceback.StackSummary.extract(iter(frames[::-1]))
+
+
+def _run_code() -> types.CodeType:
+    from gofer import _run  # which imports this module
+
+    return _run.run.__code__
+
+
 def stack_of(coro: Any) -> traceback.StackSummary:
     """The frames of a coroutine and of all that it awaits, outermost first.
 
     Or of a function that has not been called yet.
     """
+    if isinstance(coro, int):  # the thread of a plain goroutine
+        return _stack_of_thread(coro)
     if isinstance(coro, types.FunctionType):
         code = coro.__code__
         first = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
@@ -181,7 +205,8 @@ def foreign_threads(main_ident: int) -> bool:
     Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and
     the one that runs this.
     """
-    return not sys._current_frames().keys() <= {main_ident, threading.get_ident()}
+    ours = {main_ident, threading.get_ident()} | _core.m_idents()
+    return not sys._current_frames().keys() <= ours
 
 
 def foreign_await(obj: object) -> TypeError:

@@ -2,15 +2,17 @@
 
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import threading
 import types
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, overload
 
 from gofer import _asyncgen, _cgroup, _core, _hooks
 from gofer._errors import Cancelled, GoExit
+from gofer._sync import name_of
 
 T = TypeVar("T")
 
@@ -102,22 +104,32 @@ def _signal_pipe() -> Iterator[tuple[int, int, bool]]:
 
 
 def _as_coroutine(
-    main: Callable[..., Coroutine[Any, Any, T]] | Coroutine[Any, Any, T], args: tuple[Any, ...]
-) -> Coroutine[Any, Any, T]:
+    main: Callable[..., Any] | Coroutine[Any, Any, T], args: tuple[Any, ...]
+) -> Coroutine[Any, Any, T] | tuple[Callable[..., Any], tuple[Any, ...], None]:
     if isinstance(main, Coroutine):
         if args:
             raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
         return main
     if _hooks.is_async(main):
         return main(*args)
-    raise TypeError(f"run() needs an async function or a coroutine object, not {main!r}")
+    if not callable(main):
+        raise TypeError(f"run() needs a function or a coroutine object, not {main!r}")
+    if inspect.isgeneratorfunction(main) or inspect.isasyncgenfunction(main):
+        raise TypeError(f"run() cannot run the generator function {main!r}")
+    return (main, args, None)
 
 
+@overload
+def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
+@overload
 def run(
-    main: Callable[..., Coroutine[Any, Any, T]] | Coroutine[Any, Any, T],
-    *args: Any,
-    procs: int | None = None,
-) -> T:
+    main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None
+) -> T: ...
+@overload
+def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
+def run(
+    main: Callable[..., Any] | Coroutine[Any, Any, Any], *args: Any, procs: int | None = None
+) -> Any:
     """Run `main` as goroutine 1 on this thread, and return its result or raise its exception.
 
     When it ends, every other goroutine is cancelled, its `finally` blocks run, and the threads of
@@ -132,13 +144,14 @@ def run(
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
     if _core.running():
-        _core.run(None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
+        _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
     interrupts = _Interrupts()
     try:
         with interrupts, _asyncgen.hooks_restored(), _signal_pipe() as pipe:
-            return _core.run(coro, chosen or _default_procs(), not chosen, *pipe)
+            name = name_of(main) if isinstance(coro, tuple) else None
+            return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
     except Cancelled as exc:
         if interrupts.count and exc.reason == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
@@ -155,6 +168,52 @@ def current() -> _core.Goroutine[Any]:
     if g is None:
         raise RuntimeError("current() outside a goroutine: start one with gofer.run()")
     return g
+
+
+class lock_os_thread:  # noqa: N801  # used as a function, and with `with`
+    """Keep this goroutine on its thread, and everybody else off it, until unlock_os_thread().
+
+    Nests. Also for a block: `with lock_os_thread():`. A goroutine that ends while locked ends its
+    thread.
+
+    >>> with gofer.lock_os_thread():
+    ...     library.use_thread_local_state()
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        _core.lock_os_thread()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *exc: object) -> None:
+        _core.unlock_os_thread()
+
+
+def unlock_os_thread() -> None:
+    """Undo one lock_os_thread().
+
+    >>> gofer.unlock_os_thread()
+    """
+    _core.unlock_os_thread()
+
+
+class blocking:  # noqa: N801  # reads as a statement
+    """Say that the block blocks: others get this goroutine's P at once, not after some milliseconds.
+
+    >>> with gofer.blocking():
+    ...     rows = connection.execute(query)
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        _core.enter_blocking()
+
+    def __exit__(self, *exc: object) -> None:
+        _core.exit_blocking()
 
 
 def goexit() -> NoReturn:

@@ -36,16 +36,15 @@ class WaitGroup(_core.WaitGroup):
 
     __slots__ = ()
 
-    def go(
-        self, fn: Callable[..., Coroutine[Any, Any, T]], *args: Any, **kwargs: Any
-    ) -> _core.Goroutine[T]:
-        """Start a goroutine and count it until it has ended, however it does.
+    def go(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> _core.Goroutine[Any]:
+        """Start a goroutine, plain or async, and count it until it has ended, however it does.
 
         >>> wg.go(fetch, url)
         """
+        body = self._counted if is_async(fn) else self._counted_plain
         self.add()
         try:
-            return _core.go_here(self._counted, fn, args, kwargs, name=name_of(fn))
+            return _core.go_here(body, fn, args, kwargs, name=name_of(fn))
         except BaseException:
             self.done()
             raise
@@ -54,7 +53,15 @@ class WaitGroup(_core.WaitGroup):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            return await _call(fn, *args, **kwargs)
+            return await fn(*args, **kwargs)
+        finally:
+            self.done()
+
+    def _counted_plain(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        try:
+            return fn(*args, **kwargs)
         finally:
             self.done()
 

@@ -261,7 +261,9 @@ static _Thread_local bool go_for_caller;
 static void site_of_caller(G *g)
 {
     PyFrameObject *frame = PyEval_GetFrame();
-    PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
+    PyFrameObject *method = frame != NULL ? PyFrame_GetBack(frame) : NULL;
+    PyFrameObject *caller = method != NULL ? PyFrame_GetBack(method) : NULL;
+    Py_XDECREF(method);
     if (caller != NULL) {
         Py_XSETREF(g->site_code, PyFrame_GetCode(caller));
         g->site_lasti = PyFrame_GetLasti(caller);
@@ -615,7 +617,7 @@ done:
     return (PyObject *)g;
 }
 
-/* go() for Group.go() and the like: created by whoever called that. */
+/* go() for go_wrapped(), on behalf of Group.go() and the like: created by whoever called that. */
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;

@@ -1,14 +1,13 @@
 """Structured concurrency: no goroutine outlives the block that started it."""
 
 import types
-from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 from gofer import _core, context
 from gofer._errors import Cancelled
-from gofer._sync import WaitGroup, _call, name_of
+from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
-T = TypeVar("T")
 
 
 class Group:
@@ -55,12 +54,12 @@ class Group:
 
     def go(
         self,
-        fn: Callable[..., Coroutine[Any, Any, T]],
+        fn: Callable[..., Any],
         *args: Any,
         name: str | None = None,
         **kwargs: Any,
-    ) -> _core.Goroutine[T]:
-        """Start a goroutine of this group.
+    ) -> _core.Goroutine[Any]:
+        """Start a goroutine, plain or async, of this group.
 
         >>> page = g.go(fetch, url)
         """
@@ -68,7 +67,7 @@ class Group:
             raise RuntimeError(f"Group.go() outside its block: this group is {self._state}")
         self._running.add()
         try:
-            return _core.go_here(self._member, fn, args, kwargs, name=name or name_of(fn))
+            return go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
 
 from gofer import _core
+from gofer._hooks import is_async
 
 T = TypeVar("T")
 
@@ -23,6 +24,22 @@ def name_of(fn: Any) -> str:
     while isinstance(fn, functools.partial):
         fn = fn.func
     return str(getattr(fn, "__qualname__", None) or type(fn).__qualname__)
+
+
+def go_wrapped(
+    wrapper: Callable[..., Coroutine[Any, Any, T]],
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+) -> _core.Goroutine[T]:
+    """Start wrapper(fn, args, kwargs), created where the caller of our caller stands.
+
+    If `fn` is plain, so is the goroutine, which runs the wrapper's coroutine on its own thread.
+    """
+    if is_async(fn):
+        return _core.go_here(wrapper, fn, args, kwargs, name=name)
+    return _core.go_here(lambda: wrapper(fn, args, kwargs), name=name)
 
 
 class WaitGroup(_core.WaitGroup):
@@ -41,10 +58,9 @@ class WaitGroup(_core.WaitGroup):
 
         >>> wg.go(fetch, url)
         """
-        body = self._counted if is_async(fn) else self._counted_plain
         self.add()
         try:
-            return _core.go_here(body, fn, args, kwargs, name=name_of(fn))
+            return go_wrapped(self._counted, fn, args, kwargs, name_of(fn))
         except BaseException:
             self.done()
             raise
@@ -53,15 +69,7 @@ class WaitGroup(_core.WaitGroup):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            return await fn(*args, **kwargs)
-        finally:
-            self.done()
-
-    def _counted_plain(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            return fn(*args, **kwargs)
+            return await _call(fn, *args, **kwargs)
         finally:
             self.done()
 

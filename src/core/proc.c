@@ -574,7 +574,7 @@ static PySendResult resume(G *g, PyObject **result)
     PySendResult r;
     if (unlikely(!g->started)) {
         /* Cancelled before it began: it never does. (A context that is over is met by its first operation.) */
-        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) &&
+        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) && !g->begins &&
             op_raise_if_cancelled(g)) {
             return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
         }

@@ -221,6 +221,7 @@ struct G {
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
         foreign : 1;       /* no goroutine: stands for a thread in block() */
     bool late;             /* cleans up after others: not cancelled when main ends */
+    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     union {
         G *schedlink; /* next in the global queue */

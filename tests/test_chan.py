@@ -5,7 +5,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_a_capacity_below_zero_or_beyond_all_measure_is_a_value_error(capacity: 
 
 def test_wrong_arguments_are_type_errors() -> None:
     ch = gofer.Chan[int](1)
-    for call in (
+    calls: list[Callable[[], Any]] = [
         lambda: gofer.Chan(1, 2),  # type: ignore[call-arg]
         lambda: gofer.Chan(size=1),  # type: ignore[call-arg]
         lambda: ch.send(),  # type: ignore[call-arg]
@@ -90,7 +90,8 @@ def test_wrong_arguments_are_type_errors() -> None:
         lambda: ch.recv_ok(1),  # type: ignore[call-arg]
         lambda: ch.recv_nowait(1),  # type: ignore[call-arg]
         lambda: ch.close(1),  # type: ignore[call-arg]
-    ):
+    ]
+    for call in calls:
         with pytest.raises(TypeError):
             call()
     assert len(ch) == 0
@@ -106,8 +107,11 @@ def test_its_properties_cannot_be_set() -> None:
 
 def test_types_may_be_subscripted() -> None:
     assert gofer.Chan[int](3).cap == 3
-    assert gofer.SendChan[int]
-    assert gofer.RecvChan[int]
+    for alias, cls in (
+        (gofer.SendChan[int], gofer.SendChan),
+        (gofer.RecvChan[int], gofer.RecvChan),
+    ):
+        assert get_origin(alias) is cls
 
 
 def test_an_empty_one_is_true() -> None:
@@ -762,10 +766,11 @@ def test_other_missing_attributes_are_the_usual_error() -> None:
 def test_views_are_equal_if_channel_and_direction_are() -> None:
     a, b = gofer.Chan[int](), gofer.Chan[int]()
     assert a != b
-    for of_a, of_b, other in (
+    views: list[tuple[Callable[[], Any], Callable[[], Any], Callable[[], Any]]] = [
         (lambda: a.sender, lambda: b.sender, lambda: a.receiver),
         (lambda: a.receiver, lambda: b.receiver, lambda: a.sender),
-    ):
+    ]
+    for of_a, of_b, other in views:
         assert of_a() == of_a()
         assert not (of_a() != of_a())  # noqa: SIM202
         assert hash(of_a()) == hash(of_a())
@@ -1069,18 +1074,20 @@ def test_the_end_of_the_run_frees_all_who_wait_and_they_may_still_use_channels(p
             else:
                 await gofer.select(ch.recv(), gofer.sleep(100_000))
         finally:
-            mine = gofer.Chan[str]()
-            g = gofer.go(wait_for, mine.recv())
-            await mine.send(how)
-            left.append(await g)
+            _, other, _ = await gofer.select(meeting.send(how), meeting.recv())
+            left.append(how)
+            if other is not None:
+                met.append(other)
 
     async def main() -> None:
         gs = [gofer.go(stuck, receive_only, how) for how in ("recv", "select") for _ in range(20)]
         gs += [gofer.go(stuck, send_only, "send") for _ in range(20)]
         await parked(*gs)
 
-    receive_only, send_only = gofer.Chan[int](), gofer.Chan[int]()
+    receive_only, send_only, meeting = gofer.Chan[int](), gofer.Chan[int](), gofer.Chan[str]()
+    met: list[str] = []
     gofer.run(main, procs=procs)
+    assert len(met) == 30  # who is gone meets nobody, so they met in pairs
     assert sorted(left) == ["recv"] * 20 + ["select"] * 20 + ["send"] * 20
     would_block(receive_only)
     would_block(send_only)
@@ -1108,7 +1115,7 @@ def test_a_channel_may_be_used_in_one_run_after_another(procs: int) -> None:
         (lambda ch: ch.recv_ok(), "chan receive"),
         (lambda ch: anext(aiter(ch)), "chan receive"),
         (lambda ch: ch.send(1), "chan send"),
-        (lambda ch: gofer.select(ch.send(1), ch.recv()), "select"),
+        (lambda ch: gofer.select(ch.recv(), None, ch.recv_ok()), "select"),
         (lambda ch: gofer.select(), "select (no cases)"),
         (lambda ch: gofer.select(None, None), "select (no cases)"),
     ],

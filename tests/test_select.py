@@ -32,7 +32,7 @@ def full(*values: T) -> gofer.Chan[T]:
     return ch
 
 
-def closed(*values: T) -> gofer.Chan[T]:
+def closed(*values: int) -> gofer.Chan[int]:
     ch = full(*values)
     ch.close()
     return ch
@@ -145,7 +145,8 @@ def test_none_is_never_ready_and_keeps_its_number(procs: int) -> None:
     async def main() -> None:
         ch = full(1, 2)
         assert await gofer.select(None, None, ch.recv(), None) == (2, 1, True)
-        g = await waiting(gofer.select(None, gofer.Chan[int]().recv(), None, ch.send(3)))
+        ch.send_nowait(3)
+        g = await waiting(gofer.select(None, gofer.Chan[int]().recv(), None, ch.send(4)))
         assert await ch.recv() == 2
         assert await g == (3, None, True)
 
@@ -244,7 +245,7 @@ def test_it_waits_until_one_is_ready_and_then_waits_nowhere(procs: int) -> None:
     async def main() -> None:
         a, b, c = (gofer.Chan[str]() for _ in range(3))
 
-        async def start() -> gofer.Goroutine[gofer.Selected[Any]]:
+        async def start() -> gofer.Goroutine[gofer.Selected]:
             g = await waiting(gofer.select(a.recv(), b.send("mine"), c.recv_ok()))
             assert g.wait_reason == "select"
             return g
@@ -410,7 +411,7 @@ def test_a_foreign_thread_wakes_it(procs: int) -> None:
             time.sleep(0.0001)
         b.send_nowait(1)
 
-    async def main() -> gofer.Selected[Any]:
+    async def main() -> gofer.Selected:
         with thread(foreign, gofer.current()):
             return await gofer.select(a.recv(), b.recv())
 
@@ -672,7 +673,7 @@ def test_a_foreign_object_is_a_type_error_that_names_it(make: Callable[[], Any],
 def test_a_coroutine_is_a_type_error_that_names_it() -> None:
     coro = give(1)
     with pytest.raises(TypeError, match="give"):
-        gofer.select(coro)  # type: ignore[arg-type]
+        gofer.select(coro)
     coro.close()
 
 

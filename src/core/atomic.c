@@ -253,8 +253,10 @@ static int ref_clear(PyObject *self)
 static void ref_dealloc(PyObject *self)
 {
     PyObject_GC_UnTrack(self);
+    Py_TRASHCAN_BEGIN(self, ref_dealloc);
     Py_CLEAR(((Ref *)self)->value);
     Py_TYPE(self)->tp_free(self);
+    Py_TRASHCAN_END
 }
 
 static PyMethodDef ref_methods[] = {

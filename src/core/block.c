@@ -42,11 +42,12 @@ void block_interrupt_all(void)
     for (;;) {
         lock(&blocked_lock);
         G *g = blocked;
-        while (g != NULL && op_cancel_pending(g)) {
+        while (g != NULL && g->late) {
             g = g->all_next;
         }
         if (g != NULL) {
             Py_INCREF(g); /* its thread holds one as long as it is on the list */
+            g->late = true;
             atomic_fetch_or(&g->state, G_CANCEL);
         }
         unlock(&blocked_lock);
@@ -68,7 +69,7 @@ static G *thread_g_new(Note *note)
         g->note = note;
         compat_share_new((PyObject *)g);
         atomic_store_explicit(&g->state, G_RUNNING, memory_order_relaxed);
-        PyObject_GC_Track(g);
+        /* The collector need not know it: it owns nothing. */
     }
     return g;
 }
@@ -108,6 +109,12 @@ static bool sleep_until_woken(G *g, int64_t until_ns)
     return woken;
 }
 
+static int raise_later(void *exc)
+{
+    compat_raise(exc);
+    return -1;
+}
+
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
 {
     Note note;
@@ -116,12 +123,15 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
         Py_DECREF(op);
         return NULL;
     }
-    blocked_add(g);
+    if (needs_runtime) {
+        blocked_add(g);
+    }
     block_g = g;
     PyObject *result = NULL, *signal = NULL;
-    bool late = false;
+    bool late = false, ended = false;
     if (needs_runtime &&
         atomic_load(&sched.running) != RUN_ON) { /* it ended before we were on the list */
+        ended = true;
         atomic_fetch_or(&g->state, G_CANCEL);
     }
     for (;;) {
@@ -137,7 +147,7 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
         if (signal == NULL && PyErr_CheckSignals() < 0) {
             signal = compat_take_exception();
         }
-        late = nanotime() >= until_ns;
+        late = late || nanotime() >= until_ns;
         if (late ||
             signal != NULL) { /* the operation takes itself back, unless it is done by now */
             atomic_fetch_or(&g->state, G_CANCEL);
@@ -145,16 +155,25 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
         }
     }
     block_g = outer;
-    blocked_remove(g);
-    atomic_store(&g->state, G_DEAD);
+    if (needs_runtime) {
+        blocked_remove(g);
+        ended = ended || g->late;
+    }
+    /* Whether Cancelled is ours: the operation has consumed the mark. */
+    bool consumed = !(atomic_exchange(&g->state, G_DEAD) & G_CANCEL);
     Py_DECREF(g);
     Py_DECREF(op);
+    bool ours = result == NULL && consumed && (late || ended || signal != NULL) &&
+                PyErr_ExceptionMatches(hooks.Cancelled);
     if (signal != NULL) {
+        if (!ours && Py_AddPendingCall(raise_later, signal) == 0) {
+            return result; /* what was done is done; the handler's exception comes right after */
+        }
         Py_CLEAR(result);
         PyErr_Clear();
         compat_raise(signal);
     }
-    else if (result == NULL && PyErr_ExceptionMatches(hooks.Cancelled)) {
+    else if (ours) {
         PyErr_Clear();
         if (late) {
             PyErr_SetString(PyExc_TimeoutError, "block() timed out");
@@ -166,8 +185,8 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
     return result;
 }
 
-/* What to send to: an operation of ours. Coroutines and foreign awaitables get a goroutine. */
-static PyObject *as_operation(PyObject *obj)
+/* What to send to: an operation of ours. Coroutines and foreign awaitables get a goroutine, in *own. */
+static PyObject *as_operation(PyObject *obj, G **own)
 {
     if (PyObject_TypeCheck(obj, &Operation_Type)) {
         return Py_NewRef(obj);
@@ -190,6 +209,9 @@ static PyObject *as_operation(PyObject *obj)
         Py_XDECREF(coro);
     }
     PyObject *op = g != NULL ? join_new(g) : NULL;
+    if (op != NULL && coro != NULL) {
+        *own = (G *)Py_NewRef(g);
+    }
     Py_XDECREF(g);
     return op;
 }
@@ -257,9 +279,17 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
         PyErr_SetString(PyExc_RuntimeError, "block() needs a running runtime: see gofer.run()");
         return NULL;
     }
-    PyObject *op = as_operation(obj);
-    return op != NULL ? block_on(op, timeout == Py_None ? TIME_NEVER : nanotime() + ns, true)
-                      : NULL;
+    G *own = NULL;
+    PyObject *op = as_operation(obj, &own);
+    PyObject *result =
+        op != NULL ? block_on(op, timeout == Py_None ? TIME_NEVER : nanotime() + ns, true) : NULL;
+    if (own != NULL && result == NULL) { /* given up: so is the coroutine */
+        PyObject *exc = compat_take_exception();
+        g_cancel(own, NULL);
+        compat_raise(exc);
+    }
+    Py_XDECREF(own);
+    return result;
 }
 
 PyDoc_STRVAR(

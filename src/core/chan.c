@@ -53,15 +53,29 @@ void chan_unlink(Chan *ch, ChanOp *op)
     op->next = op->prev = NULL;
 }
 
-/* Its select has been won elsewhere. The two references that go here are not the last: that select waits
- * for our lock to take this very operation off, and its goroutine holds it so long. */
-static void lose(ChanOp *op)
+/* Its select has been won elsewhere. */
+static void lose(ChanOp *op, Wake *wake)
 {
+    M *m = tls_m;
     PyObject *sel = who_object(op->who);
     op->who = (Who){0};
     op_set_state(op, OP_NEW);
-    Py_DECREF(op);
-    Py_DECREF(sel);
+    drop_later(m, (PyObject *)op);
+    drop_later(m, sel);
+    wake->dropped = true;
+}
+
+/* Its goroutine was a leak, and has ended. */
+static void bury(ChanOp *op, Wake *wake)
+{
+    M *m = tls_m;
+    op_set_state(op, OP_DONE);
+    drop_later(m, (PyObject *)op);
+    drop_later(m, (PyObject *)wake->g);
+    if (wake->sel != NULL) {
+        drop_later(m, wake->sel);
+    }
+    *wake = (Wake){.dropped = true};
 }
 
 /* Take the oldest waiter off. The caller completes the operation and wakes its goroutine. */
@@ -70,17 +84,21 @@ static ChanOp *dequeue(Chan *ch, int kind, Wake *wake)
     for (ChanOp *op; (op = queue_first(queue_of(ch, kind))) != NULL;) {
         chan_unlink(ch, op);
         if (who_is_select(op->who) && who_select_decided(op->who)) {
-            lose(op);
+            lose(op, wake);
             continue;
         }
         Who who = op->who; /* if its select is decided right now, `lose` needs it */
         wake->g = who_take(&op->who, (PyObject *)op, &wake->sel);
+        if (unlikely(wake->g != NULL && g_state(wake->g) == G_DEAD)) { /* see op_closed_by_hand */
+            bury(op, wake);
+            continue;
+        }
         if (wake->g != NULL) {
             wake->op = (PyObject *)op;
             return op;
         }
         op->who = who;
-        lose(op);
+        lose(op, wake);
     }
     return NULL;
 }
@@ -224,6 +242,9 @@ void wake_now(M *m, Wake *wake)
         Py_XDECREF(wake->sel);
         Py_DECREF(wake->op);
     }
+    if (unlikely(wake->dropped)) {
+        drop_now(m);
+    }
 }
 
 /* Everybody who waits is done, in one step with the closing. P first: see the order of locks. */
@@ -345,7 +366,8 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
     int64_t now_ns = 0;
     Wake wake = {0};
     if (unlikely(op_raise_if_cancelled(g))) {
-        op_set_state(op, OP_DONE);
+        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
         return PYGEN_ERROR;
     }
     if (op->kind == CHAN_SEND && op->value != NULL && sharing()) {
@@ -365,6 +387,7 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
         op->who = who_g(g);
         bool waits = chan_enqueue(m, ch, op);
         obj_unlock(&ch->lock);
+        wake_now(m, &wake);
         if (waits) {
             return op_suspend(g, op->kind == CHAN_SEND ? WAIT_SEND : WAIT_RECV, result);
         }
@@ -382,12 +405,12 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
 }
 
 /* Take it off its queue, unless a waker was faster. The queue's references are dropped. */
-static bool chanop_take_back(ChanOp *op, bool drop_who)
+static bool chanop_take_back(ChanOp *op)
 {
     Chan *ch = op->ch;
     PyObject *timer = NULL;
     obj_lock(&ch->lock);
-    bool ours = op_state(op) == OP_WAITING;
+    bool ours = op_state(op) == OP_WAITING && !who_is_select(op->who);
     if (ours) {
         chan_unlink(ch, op);
         op_set_state(op, OP_DONE);
@@ -395,9 +418,7 @@ static bool chanop_take_back(ChanOp *op, bool drop_who)
     }
     obj_unlock(&ch->lock);
     if (ours) {
-        if (drop_who) {
-            WHO_CLEAR(op->who);
-        }
+        WHO_CLEAR(op->who);
         Py_XDECREF(timer);
         Py_DECREF(op);
     }
@@ -425,7 +446,7 @@ static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         if (!op_cancel_pending(g)) { /* a wake-up meant for an earlier wait */
             return op_suspend(g, op->kind == CHAN_SEND ? WAIT_SEND : WAIT_RECV, result);
         }
-        if (chanop_take_back(op, true)) {
+        if (chanop_take_back(op)) {
             op_raise_if_cancelled(g);
             return PYGEN_ERROR;
         }
@@ -433,13 +454,11 @@ static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     return chanop_finish(op, result); /* a cancellation waits for the next operation */
 }
 
-/* By the goroutine itself, which drove it by hand, or by the collector, which closes the coroutine of a
- * leaked one: letting go of that here would finalize it in the middle of its own end. */
 static PyObject *chanop_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     ChanOp *op = (ChanOp *)self;
-    if (op->ch != NULL && !who_is_select(op->who)) {
-        chanop_take_back(op, op_closed_by_hand(op->waiter));
+    if (op_closed_by_hand(op->waiter)) {
+        chanop_take_back(op);
     }
     Py_RETURN_NONE;
 }
@@ -546,15 +565,16 @@ static PyObject *chan_anext(PyObject *self)
     return chanop_new(chan_of(self), CHAN_NEXT, NULL);
 }
 
-/* The failed attempt takes no lock. A channel does not open again and, once closed, is never full in vain:
- * so the answer was right at the instant of the last look. */
+/* The failed attempt takes no lock. First whether it could be done, then whether it is closed: a closed channel
+ * does not open again, so if it is open now it was so at the first look, and the answer was right then. */
 static bool hopeless(Chan *ch, int kind)
 {
     if (HAVE_GIL || ch->timed) {
         return false;
     }
-    int64_t unused = 0;
-    return !chan_ready(ch, kind, &unused);
+    Py_ssize_t count = atomic_load(&ch->count);
+    bool nobody = atomic_load(kind == CHAN_SEND ? &ch->recvq : &ch->sendq) == NULL;
+    return nobody && count == (kind == CHAN_SEND ? ch->cap : 0) && !atomic_load(&ch->closed);
 }
 
 static PyObject *would_block(void)
@@ -585,6 +605,9 @@ static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
         Py_RETURN_NONE;
     }
     Py_DECREF(value);
+    if (unlikely(wake.dropped)) {
+        drop_now(tls_m);
+    }
     if (done == 0) {
         return would_block();
     }
@@ -610,6 +633,9 @@ static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
     if (done > 0) {
         wake_now(tls_m, &wake);
         return value != NULL ? value : PyFloat_FromDouble((double)due_ns / 1e9);
+    }
+    if (unlikely(wake.dropped)) {
+        drop_now(tls_m);
     }
     if (done == 0) {
         return would_block();

@@ -54,6 +54,7 @@ typedef struct {
 typedef struct {
     G *g;
     PyObject *op, *sel; /* to be dropped */
+    bool dropped;       /* there is something for drop_now() */
 } Wake;
 
 extern PyTypeObject Chan_Type, SendChan_Type, RecvChan_Type, ChanOp_Type, TimeChan_Type;

@@ -36,10 +36,9 @@ struct Context {
     Bind *bound;
     Func *funcs;
     int64_t pins;
-    int64_t deadline_ns; /* its own or an ancestor's; TIME_NEVER: none */
+    _Atomic int64_t deadline_ns; /* its own; TIME_NEVER: none, or an ancestor's comes first */
     Timer timer;
     uint8_t kind;
-    bool own_deadline;
     bool in_heap; /* as in time.c */
     bool linked;  /* in parent->children */
     _Atomic bool over;
@@ -96,8 +95,9 @@ static bool is_over(const Context *c)
 
 static void arm(M *m, Context *c)
 {
-    if (c->own_deadline && !c->in_heap && !is_over(c) && atomic_load(&sched.running) == RUN_ON) {
-        c->timer.when_ns = c->deadline_ns;
+    int64_t at = atomic_load(&c->deadline_ns);
+    if (at != TIME_NEVER && !c->in_heap && !is_over(c) && atomic_load(&sched.running) == RUN_ON) {
+        c->timer.when_ns = at;
         Py_INCREF(c);
         if (!timer_add(m, &c->timer)) {
             Py_FatalError("gofer: out of memory for a timer");
@@ -114,14 +114,18 @@ static void disarm(M *m, Context *c)
     }
 }
 
+/* All the way up: one that was pinned before this run began has not been armed. */
 static void pin(M *m, Context *c)
 {
-    for (; c->pins++ == 0; c = c->parent) {
+    for (bool first = true;; c = c->parent) {
+        first = first && c->pins++ == 0;
         arm(m, c);
         if (!c->linked) {
             return;
         }
-        Py_INCREF(c); /* its parent's, from here on */
+        if (first) {
+            Py_INCREF(c); /* its parent's, from here on */
+        }
     }
 }
 
@@ -195,7 +199,10 @@ static void take_children(Context *c, Ended *ended)
 /* What needs Python. */
 static void after_end(M *m, Context *c)
 {
-    chan_wake_closed(c->done);
+    obj_lock(&c->root->lock);
+    Chan *done = c->done; /* never changes again */
+    obj_unlock(&c->root->lock);
+    chan_wake_closed(done);
     for (;;) {
         obj_lock(&c->root->lock);
         Func *f = c->funcs;
@@ -266,7 +273,7 @@ void context_due(PyObject *owner)
     Context *c = (Context *)owner;
     obj_lock(&c->root->lock);
     c->in_heap = false;
-    bool due = c->own_deadline;
+    bool due = atomic_load(&c->deadline_ns) != TIME_NEVER;
     obj_unlock(&c->root->lock);
     if (due && !context_expire(c)) {
         run_fail(compat_take_exception());
@@ -281,19 +288,21 @@ void context_dropped(PyObject *owner)
     obj_unlock(&c->root->lock);
 }
 
+/* The next one that takes it along when it ends. */
+static Context *outer(const Context *c)
+{
+    return c->root == c ? NULL : c->parent;
+}
+
 /* Whether it is over by now. -1 with an exception. */
 static int look(Context *c)
 {
-    if (!is_over(c) && c->deadline_ns <= nanotime()) {
-        Context *whose = c;
-        while (!whose->own_deadline || whose->deadline_ns != c->deadline_ns) {
-            whose = whose->parent;
-        }
-        if (!context_expire(whose)) {
-            return -1;
-        }
+    Context *whose = is_over(c) ? NULL : c;
+    int64_t now = whose != NULL ? nanotime() : 0;
+    while (whose != NULL && atomic_load(&whose->deadline_ns) > now) {
+        whose = outer(whose);
     }
-    return is_over(c);
+    return whose != NULL && !context_expire(whose) ? -1 : is_over(c);
 }
 
 /* ---- binding ---- */
@@ -484,7 +493,7 @@ static PyObject *ctx_aexit(PyObject *self, PyObject *const *args, Py_ssize_t nar
     }
     if (c->kind == TIMEOUT) { /* it was for this block, not for what the block has started */
         obj_lock(&c->root->lock);
-        c->own_deadline = false;
+        atomic_store(&c->deadline_ns, TIME_NEVER);
         disarm(m, c);
         obj_unlock(&c->root->lock);
     }
@@ -506,7 +515,7 @@ static Context *context_alloc(Kind kind, Context *parent)
     c->parent = (Context *)Py_XNewRef((PyObject *)parent);
     bool detached = parent == NULL || parent == background || kind == DETACHED || kind == SHIELD;
     c->root = detached ? c : parent->root;
-    c->deadline_ns = detached ? TIME_NEVER : parent->deadline_ns;
+    atomic_store(&c->deadline_ns, TIME_NEVER);
     timer_init(&c->timer, TIMER_CONTEXT, offsetof(Context, timer));
     return c;
 }
@@ -537,6 +546,17 @@ static Context *context_current(void)
 {
     G *g = current_g();
     return g != NULL && g->bind != NULL ? g->bind->ctx : background;
+}
+
+/* Its own, or the earliest of those that take it along. */
+static int64_t deadline_of(const Context *c)
+{
+    int64_t at = TIME_NEVER;
+    for (; c != NULL; c = outer(c)) {
+        int64_t own = atomic_load(&c->deadline_ns);
+        at = own < at ? own : at;
+    }
+    return at;
 }
 
 /* context(kind, parent, seconds, key, value). `seconds` from now, or None; parent None: the goroutine's own. */
@@ -573,9 +593,8 @@ static PyObject *core_context(PyObject *Py_UNUSED(mod), PyObject *args)
     bool past = false;
     if (seconds != Py_None) {
         int64_t at = nanotime() + ns;
-        if (at < c->deadline_ns) {
-            c->deadline_ns = at;
-            c->own_deadline = true;
+        if (at < deadline_of(c)) {
+            atomic_store(&c->deadline_ns, at);
             past = ns == 0;
         }
     }
@@ -682,7 +701,7 @@ static PyObject *ctx_done(PyObject *self, void *Py_UNUSED(x))
 
 static PyObject *ctx_deadline(PyObject *self, void *Py_UNUSED(x))
 {
-    int64_t at = ((Context *)self)->deadline_ns;
+    int64_t at = deadline_of((Context *)self);
     return at == TIME_NEVER ? Py_NewRef(Py_None) : PyFloat_FromDouble((double)at / 1e9);
 }
 
@@ -704,8 +723,10 @@ static PyObject *ctx_repr(PyObject *self)
         r = PyUnicode_FromFormat("%U.WithValue(%R, %R)", parent, c->key, c->value);
     }
     else if (c->kind == DEADLINE || c->kind == TIMEOUT) {
-        PyObject *left =
-            PyFloat_FromDouble((double)((c->deadline_ns - nanotime()) / 1000000) / 1e3);
+        int64_t at = deadline_of(c);
+        PyObject *left = at == TIME_NEVER
+                             ? PyUnicode_FromString("inf")
+                             : PyFloat_FromDouble((double)((at - nanotime()) / 1000000) / 1e3);
         r = left != NULL ? PyUnicode_FromFormat("%U.WithDeadline(in %S s)", parent, left) : NULL;
         Py_XDECREF(left);
     }
@@ -835,14 +856,14 @@ static PyObject *core_after_func(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     f->ctx = (Context *)Py_NewRef(ctx);
     obj_lock(&c->root->lock);
-    f->pending = !is_over(c);
-    if (f->pending) {
+    bool pending = f->pending = !is_over(c);
+    if (pending) {
         Py_INCREF(f);
         LIST_ADD(c->funcs, f);
         pin(m, c);
     }
     obj_unlock(&c->root->lock);
-    if (!f->pending) {
+    if (!pending) {
         callback_start(&f->cb);
     }
     return (PyObject *)f;

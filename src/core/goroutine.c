@@ -258,24 +258,27 @@ static PyObject *name_of(PyObject *coro)
 
 static _Thread_local bool go_for_caller;
 
-static void site_of_caller(G *g)
+/* Where one of the callers of the Python function that called us stands: a new reference, or NULL. */
+static PyCodeObject *caller_at(int depth, int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
-    PyFrameObject *method = frame != NULL ? PyFrame_GetBack(frame) : NULL;
-    PyFrameObject *caller = method != NULL ? PyFrame_GetBack(method) : NULL;
-    Py_XDECREF(method);
-    if (caller != NULL) {
-        Py_XSETREF(g->site_code, PyFrame_GetCode(caller));
-        g->site_lasti = PyFrame_GetLasti(caller);
-        Py_DECREF(caller);
+    Py_XINCREF(frame);
+    while (depth-- > 0 && frame != NULL) {
+        Py_SETREF(frame, PyFrame_GetBack(frame));
     }
+    PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
+    *lasti = frame != NULL ? PyFrame_GetLasti(frame) : 0;
+    Py_XDECREF(frame);
+    return code;
 }
 
-G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
+/* `asked`: what was noted when it was asked for, if that was earlier than now. */
+static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
+                 const Callback *asked)
 {
     PyObject *context = NULL;
     PyThreadState *ts = m != NULL ? m->ts : PyThreadState_Get();
-    PyObject *current = compat_current_context(ts);
+    PyObject *current = asked != NULL ? asked->context : compat_current_context(ts);
     /* An empty context is not copied: see execute(). */
     if (current != NULL && PyObject_Size(current) > 0 &&
         (context = PyContext_Copy(current)) == NULL) {
@@ -301,18 +304,23 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
     g->id = next_id(m);
-    g->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
+    G *parent = asked == NULL && m != NULL ? m->curg : NULL;
+    g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
     g->coro = coro;
     g->name = name; /* never changes: anybody may read it */
     g->context = context;
     g->put_off = put_off & 3;
     g->late = late;
-    g->site_code = compat_caller(ts, &g->site_lasti);
-    if (unlikely(go_for_caller)) {
-        site_of_caller(g);
+    if (unlikely(asked != NULL)) {
+        g->site_code = (PyCodeObject *)Py_XNewRef((PyObject *)asked->site_code);
+        g->site_lasti = asked->site_lasti;
     }
-    if (m != NULL && m->curg != NULL && unlikely(m->curg->bind != NULL)) {
-        bind_inherit(g, m->curg);
+    else if (unlikely(go_for_caller)) {
+        g->site_code = caller_at(2, &g->site_lasti);
+        g->begins = true;
+    }
+    else {
+        g->site_code = compat_caller(ts, &g->site_lasti);
     }
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
@@ -321,7 +329,15 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
     allgs_add(g);
     count_begun(m);
+    if (parent != NULL && unlikely(parent->bind != NULL)) {
+        bind_inherit(g, parent); /* may mark it, at once or from another thread: so it comes last */
+    }
     return g;
+}
+
+G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
+{
+    return g_make(m, coro, name, put_off, late, NULL);
 }
 
 void g_discard(G *g)
@@ -644,7 +660,7 @@ bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
     }
     cb->fn = Py_NewRef(fn);
     cb->args = Py_NewRef(args);
-    cb->site_code = compat_caller(ts, &cb->site_lasti);
+    cb->site_code = caller_at(1, &cb->site_lasti);
     cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     return true;
 }
@@ -661,7 +677,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_new(tls_m, coro, name, 0, false); /* eats coro */
+        g = g_make(tls_m, coro, name, 0, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -672,10 +688,12 @@ void callback_start(Callback *cb)
         return;
     }
     g->plain = !async;
-    Py_XSETREF(g->context, Py_XNewRef(cb->context));
-    Py_XSETREF(g->site_code, (PyCodeObject *)Py_XNewRef((PyObject *)cb->site_code));
-    g->site_lasti = cb->site_lasti;
-    g->parent_id = cb->parent_id;
+    if (unlikely(atomic_load(&sched.draining))) { /* as in core_go */
+        PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
+        Py_XDECREF(r);
+        g_discard(g);
+        return;
+    }
     start_g(g, false);
     Py_DECREF(g); /* nobody keeps the handle */
 }

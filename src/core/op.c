@@ -158,7 +158,8 @@ void op_drop_stop_value(M *m)
 
 /* close() of an operation: the coroutine that awaits it is being closed. If by the goroutine itself, which
  * drove it by hand, it no longer waits. If by the collector, the goroutine is a leak, and letting go of it
- * here would finalize it in the middle of that. */
+ * here would finalize it in the middle of that: its record stays where it is, and whoever comes upon it finds
+ * the goroutine dead. */
 bool op_closed_by_hand(const G *waiter)
 {
     M *m = tls_m;
@@ -170,7 +171,35 @@ const char *op_state_text(int used)
     return used == OP_NEW ? "not awaited" : used == OP_DONE ? "done" : "waiting";
 }
 
+/* throw(): the coroutine that awaits it is thrown into by hand, past the operation. */
+static PyObject *op_throw(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    PyObject *r = PyObject_CallMethod(self, "close", NULL);
+    if (r == NULL) {
+        return NULL;
+    }
+    Py_DECREF(r);
+    if (nargs < 1) {
+        PyErr_SetString(PyExc_TypeError, "throw() needs an exception");
+    }
+    else if (PyExceptionInstance_Check(args[0])) {
+        compat_raise(Py_NewRef(args[0]));
+    }
+    else {
+        PyErr_SetObject(args[0], nargs > 1 ? args[1] : NULL);
+    }
+    return NULL;
+}
+
+static PyObject *op_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(a))
+{
+    Py_RETURN_NONE; /* of those that never wait */
+}
+
 static PyMethodDef operation_methods[] = {
+    {"throw", (PyCFunction)(void (*)(void))op_throw, METH_FASTCALL, NULL},
+    {"close", op_close, METH_NOARGS, NULL},
+
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Operation[T]: typing only."},
     {NULL}};
 
@@ -481,18 +510,24 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
             compat_share((PyObject *)op); /* others will see it from here on */
         }
         Py_INCREF(op); /* the list's; dropped again if not needed */
-        op->who = who_g(g);
+        Py_INCREF(g);
         g_lock(target);
         bool dead = g_state(target) == G_DEAD;
-        if (!dead) {
+        bool ours = !dead && join_prev(op) == NULL; /* else another has begun it at the same time */
+        if (ours) {
+            op->who = (Who){(uintptr_t)g};
             join_link(target, op);
         }
         g_unlock(target);
-        if (!dead) {
+        if (ours) {
             return op_suspend(g, WAIT_JOIN, result);
         }
-        WHO_CLEAR(op->who);
+        Py_DECREF(g);
         Py_DECREF(op);
+        if (!dead) {
+            op_error_other(self);
+            return PYGEN_ERROR;
+        }
         return join_result(op, result);
     }
     g_lock(target);

@@ -461,8 +461,10 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     sched.m0 = NULL;
     unlock(&sched.lock);
     PyMem_RawFree(m);
+    atomic_store(&sched.running,
+                 RUN_STARTING); /* block() looks at this when it is on the list ... */
+    block_interrupt_all();      /* ... and the next run's shall not be hit */
     atomic_store(&sched.running, alone ? RUN_NONE : RUN_STUCK);
-    block_interrupt_all(); /* after that: block() looks at it when it is on the list */
     PyObject *fatal = atomic_exchange(&sched.fatal, NULL);
     if (fatal == NULL) {
         if (own != NULL) {

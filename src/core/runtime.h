@@ -225,6 +225,7 @@ struct G {
     bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
     uint16_t locks; /* nested lock_os_thread() */
     bool late;             /* cleans up after others: not cancelled when main ends */
+    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     union {
         G *schedlink; /* next in the global queue */

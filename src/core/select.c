@@ -14,7 +14,8 @@ struct SelectOp {
     G *g;
     const G *waiter;            /* who awaits it: only ever compared */
     _Atomic(PyObject *) winner; /* NULL: open. One of the cases, or the select itself: taken back */
-    uint8_t state;
+    _Atomic uint8_t state;
+    uint8_t reason;
     bool has_default;
     PyObject *cases[]; /* owned: ChanOp, SleepOp, JoinOp, NULL for None */
 };
@@ -192,20 +193,22 @@ static PyObject *selected(SelectOp *sel, Py_ssize_t index)
     return result;
 }
 
-static void unlink_chanop(ChanOp *op)
+/* Unless it is off already: then it may be another's by now. */
+static void unlink_chanop(SelectOp *sel, ChanOp *op)
 {
     Chan *ch = op->ch;
     PyObject *timer = NULL;
     obj_lock(&ch->lock);
-    bool linked = op_state(op) == OP_WAITING;
-    if (linked) {
+    bool ours = op_state(op) == OP_WAITING && op->who.word == ((uintptr_t)sel | 1);
+    if (ours) {
         chan_unlink(ch, op);
+        op->who = (Who){0};
         op_set_state(op, OP_NEW);
         timer = chan_take_heap_ref(ch);
     }
     obj_unlock(&ch->lock);
-    if (linked) {
-        WHO_CLEAR(op->who);
+    if (ours) {
+        Py_DECREF(sel);
         Py_DECREF(op);
     }
     Py_XDECREF(timer);
@@ -221,7 +224,7 @@ static void unlink_cases(SelectOp *sel)
             continue;
         }
         if (Py_IS_TYPE(c, &ChanOp_Type)) {
-            unlink_chanop((ChanOp *)c);
+            unlink_chanop(sel, (ChanOp *)c);
         }
         else if (Py_IS_TYPE(c, &SleepOp_Type)) {
             sleep_unselect((SleepOp *)c);
@@ -356,8 +359,10 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
     ok = ok && enqueue_others(sel, m);
     PyObject *winner = atomic_load(&sel->winner);
     if (likely(ok && winner == NULL)) {
+        sel->reason = any ? WAIT_SELECT : WAIT_NO_CASES;
         sel->state = OP_WAITING;
-        return op_suspend(g, any ? WAIT_SELECT : WAIT_NO_CASES, result);
+        wake_now(m, &wake);
+        return op_suspend(g, sel->reason, result);
     }
     /* Decided before we could wait, or out of memory (then a value that arrived is delivered all the same). */
     if (winner == NULL && decide(sel, (PyObject *)sel)) {
@@ -373,7 +378,11 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
 static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
 {
     Locks locks;
-    sel->state = OP_DONE;
+    uint8_t fresh = OP_NEW;
+    if (!atomic_compare_exchange_strong(&sel->state, &fresh, OP_DONE)) {
+        op_error_used((PyObject *)sel, fresh);
+        return PYGEN_ERROR;
+    }
     if (op_raise_if_cancelled(g) || !check_cases(sel, g)) {
         return PYGEN_ERROR;
     }
@@ -425,8 +434,7 @@ static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     }
     if (atomic_load(&sel->winner) == NULL) {
         if (!op_cancel_pending(g)) { /* a wake-up meant for an earlier wait */
-            return op_suspend(g, atomic_load_explicit(&g->wait_reason, memory_order_relaxed),
-                              result);
+            return op_suspend(g, sel->reason, result);
         }
         if (decide(sel, self)) {
             sel->state = OP_DONE;
@@ -440,16 +448,15 @@ static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     return finish(sel, result); /* a cancellation waits for the next operation */
 }
 
-/* As close() of the other operations: see chanop_close. */
 static PyObject *select_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     SelectOp *sel = (SelectOp *)self;
-    if (sel->state == OP_WAITING && decide(sel, self)) {
+    if (sel->state == OP_WAITING && op_closed_by_hand(sel->waiter)) {
         sel->state = OP_DONE;
-        if (op_closed_by_hand(sel->waiter)) {
+        if (decide(sel, self)) {
             Py_CLEAR(sel->g);
         }
-        unlink_cases(sel);
+        unlink_cases(sel); /* also if it was won just now: nobody else will */
     }
     Py_RETURN_NONE;
 }

@@ -34,7 +34,8 @@ typedef struct {
 struct SyncOp {
     PyObject_HEAD
     Who who;
-    Sync *obj; /* owned */
+    Sync *obj;  /* owned */
+    Sync *cond; /* owned: COND_WAIT in its second half, where obj is the mutex */
     SyncOp *prev, *next;
     const G *waiter;
     int64_t since_ns;      /* MUTEX_LOCK: when it began to wait */
@@ -82,17 +83,17 @@ static SyncOp **queue_of(SyncOp *op)
 
 static void enqueue(SyncOp *op, bool at_front)
 {
-    SyncOp **queue = queue_of(op), *first = *queue;
+    SyncOp **queue = queue_of(op), *oldest = *queue;
     Py_INCREF(op);
     op_set_state(op, OP_WAITING);
-    if (first == NULL) {
+    if (oldest == NULL) {
         op->next = op->prev = *queue = op;
         return;
     }
-    op->next = first;
-    op->prev = first->prev;
-    first->prev->next = op;
-    first->prev = op;
+    op->next = oldest;
+    op->prev = oldest->prev;
+    oldest->prev->next = op;
+    oldest->prev = op;
     if (at_front) {
         *queue = op;
     }
@@ -153,6 +154,15 @@ static void wake(SyncOp *op, int state, Woken *w)
     op_set_state(op, state);
 }
 
+/* The oldest waiter. Goroutines that were leaks, and have ended, are waved through (see op_closed_by_hand). */
+static SyncOp *first(SyncOp **queue, Woken *w)
+{
+    while (*queue != NULL && unlikely(g_state((G *)(*queue)->who.word) == G_DEAD)) {
+        wake(*queue, OP_DONE, w);
+    }
+    return *queue;
+}
+
 /* Lock released, P in P_USER. */
 static void wake_all(Woken *w)
 {
@@ -170,7 +180,7 @@ static void wake_all(Woken *w)
 
 static void mutex_wake_one(Sync *s, Woken *woken)
 {
-    if (s->locked || s->woken || s->queue == NULL) {
+    if (s->locked || s->woken || first(&s->queue, woken) == NULL) {
         return;
     }
     if (s->starving) { /* hand it over */
@@ -191,13 +201,13 @@ static void rw_grant(Sync *s, bool readers_first, Woken *woken)
     if (s->locked) {
         return;
     }
-    if (readers_first || s->queue == NULL) {
-        while (s->readers != NULL) {
+    if (readers_first || first(&s->queue, woken) == NULL) {
+        while (first(&s->readers, woken) != NULL) {
             add(s, 1);
             wake(s->readers, OP_FIRED, woken);
         }
     }
-    if (get(s) == 0 && s->queue != NULL) {
+    if (get(s) == 0 && first(&s->queue, woken) != NULL) {
         s->locked = true;
         wake(s->queue, OP_FIRED, woken);
     }
@@ -205,7 +215,7 @@ static void rw_grant(Sync *s, bool readers_first, Woken *woken)
 
 static void sem_grant(Sync *s, Woken *woken)
 {
-    while (s->queue != NULL && s->queue->n <= get(s)) {
+    while (first(&s->queue, woken) != NULL && s->queue->n <= get(s)) {
         add(s, -s->queue->n);
         wake(s->queue, OP_FIRED, woken);
     }
@@ -308,6 +318,7 @@ static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
     live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
     op->obj = (Sync *)Py_NewRef(obj);
+    op->cond = NULL;
     op->prev = op->next = NULL;
     op->waiter = NULL;
     op->since_ns = 0;
@@ -378,7 +389,7 @@ static PySendResult cond_relock(M *m, G *g, SyncOp *op, PyObject **result)
     op->obj = (Sync *)Py_NewRef(cond->mu);
     op->kind = Py_IS_TYPE(cond->mu, &RWMutex_Type) ? RW_LOCK : MUTEX_LOCK;
     op->relocks = true;
-    Py_DECREF(cond);
+    op->cond = cond;
     return syncop_begin(m, g, op, result);
 }
 
@@ -413,7 +424,7 @@ static PySendResult cond_begin(G *g, SyncOp *op, PyObject **result)
 }
 
 /* Take it off its queue, unless somebody was faster: false. */
-static bool syncop_take_back(SyncOp *op, bool drop_who)
+static bool syncop_take_back(SyncOp *op)
 {
     Sync *s = op->obj;
     Woken woken;
@@ -433,9 +444,7 @@ static bool syncop_take_back(SyncOp *op, bool drop_who)
     obj_unlock(&s->lock);
     wake_all(&woken);
     if (state == OP_WAITING) {
-        if (drop_who) {
-            WHO_CLEAR(op->who);
-        }
+        WHO_CLEAR(op->who);
         Py_DECREF(op);
     }
     return state == OP_WAITING || state == OP_WOKEN;
@@ -467,7 +476,8 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     }
     if (state == OP_NEW) {
         if (unlikely(op_raise_if_cancelled(g))) {
-            op_set_state(op, OP_DONE);
+            uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+            atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
             return PYGEN_ERROR;
         }
         return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
@@ -481,7 +491,7 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             return state == OP_WOKEN ? mutex_try_again(op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
         }
-        if (syncop_take_back(op, true)) {
+        if (syncop_take_back(op)) {
             if (op->kind == COND_WAIT) {
                 op->cancelled = true;
                 return cond_relock(m, g, op, result);
@@ -496,12 +506,17 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     return syncop_done(op, g, result); /* a cancellation waits for the next operation */
 }
 
-/* As close() of the other operations: see chanop_close. */
 static PyObject *syncop_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     SyncOp *op = (SyncOp *)self;
-    if (op->obj != NULL) {
-        syncop_take_back(op, op_closed_by_hand(op->waiter));
+    if (op_closed_by_hand(op->waiter)) {
+        syncop_take_back(op);
+    }
+    if (op->kind == COND_WAIT && op->waiter != NULL) { /* what follows will unlock the mutex */
+        Sync *mu = (Sync *)op->obj->mu;
+        obj_lock(&mu->lock);
+        mu->locked = true;
+        obj_unlock(&mu->lock);
     }
     Py_RETURN_NONE;
 }
@@ -512,6 +527,7 @@ static int syncop_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(who_object(((SyncOp *)self)->who));
     Py_VISIT(((SyncOp *)self)->obj);
+    Py_VISIT(((SyncOp *)self)->cond);
     return 0;
 }
 
@@ -527,6 +543,7 @@ static void syncop_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     syncop_clear(self);
     Py_CLEAR(((SyncOp *)self)->obj);
+    Py_CLEAR(((SyncOp *)self)->cond);
     live_add(m, LIVE_OP, -1);
     if (!free_list_push(m, FREE_SYNC, self)) {
         PyObject_GC_Del(self);
@@ -1019,7 +1036,7 @@ static PyObject *cond_wake(Sync *s, bool all)
         return NULL;
     }
     obj_lock(&s->lock);
-    while (s->queue != NULL) {
+    while (first(&s->queue, &woken) != NULL) {
         wake(s->queue, OP_FIRED, &woken);
         if (!all) {
             break;
@@ -1102,12 +1119,8 @@ static bool sem_count(PyObject *args, PyObject *kwargs, const char *what, int64_
     return true;
 }
 
-static PyObject *sem_acquire(PyObject *self, PyObject *args, PyObject *kwargs)
+static PyObject *sem_acquire_n(PyObject *self, int64_t k)
 {
-    int64_t k;
-    if (!sem_count(args, kwargs, "acquire()", &k)) {
-        return NULL;
-    }
     if (k > ((Sync *)self)->size) {
         PyErr_Format(PyExc_ValueError,
                      "acquire() of %lld permits can never succeed: there are %lld", (long long)k,
@@ -1115,6 +1128,12 @@ static PyObject *sem_acquire(PyObject *self, PyObject *args, PyObject *kwargs)
         return NULL;
     }
     return syncop_new((Sync *)self, SEM_ACQUIRE, k);
+}
+
+static PyObject *sem_acquire(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+    int64_t k;
+    return sem_count(args, kwargs, "acquire()", &k) ? sem_acquire_n(self, k) : NULL;
 }
 
 static PyObject *sem_try_acquire(PyObject *self, PyObject *args, PyObject *kwargs)
@@ -1153,7 +1172,7 @@ static PyObject *sem_release(PyObject *self, PyObject *args, PyObject *kwargs)
 
 static PyObject *sem_aenter(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    return syncop_new((Sync *)self, SEM_ACQUIRE, 1);
+    return sem_acquire_n(self, 1);
 }
 
 static PyObject *sem_enter(PyObject *self, PyObject *Py_UNUSED(a))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gofer import _core, context
-from gofer._errors import Cancelled
+from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 
@@ -65,6 +65,8 @@ class Group:
         """
         if self._state != "open":
             raise RuntimeError(f"Group.go() outside its block: this group is {self._state}")
+        if not callable(fn):
+            raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
             return go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
@@ -76,12 +78,15 @@ class Group:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
-            async with self.context:  # go() may have been called by one who is not in it
-                if self._permits is None:
-                    return await _call(fn, *args, **kwargs)
-                async with self._permits:
-                    return await _call(fn, *args, **kwargs)
-        except Cancelled:
+            # For good, and without an edge where the end of the context would be quiet: one that is
+            # cancelled shall say so. (go() may have been called by one who is not in the context.)
+            await self.context.__aenter__()
+            if self._permits is None:
+                await _core.sleep(0)  # go_here() always begins: was it cancelled before?
+                return await _call(fn, *args, **kwargs)
+            async with self._permits:
+                return await _call(fn, *args, **kwargs)
+        except (Cancelled, GoExit):
             raise
         except BaseException as exc:
             me = _core.current()
@@ -91,6 +96,22 @@ class Group:
             raise
         finally:
             self._running.done()
+
+    async def _all_ended(self) -> None:
+        await self._running.wait()
+        while not all(g.done() for g in self._failed):  # they are about to
+            await _core.gosched()
+
+    async def _all_ended_at_last(self) -> Cancelled | None:
+        """Whatever comes: nobody may outlive the block. Returns a cancel() that came meanwhile."""
+        cancelled: Cancelled | None = None
+        while True:
+            try:
+                async with context.shield():
+                    await self._all_ended()
+                return cancelled
+            except Cancelled as exc:
+                cancelled = exc
 
     async def __aenter__(self) -> "Group":
         if self._state != "new":
@@ -108,24 +129,24 @@ class Group:
     ) -> bool:
         ctx = self.context
         body = exc
-        if body is not None:
+        if body is not None and not isinstance(body, GoExit):
             ctx.cancel(body)
-        while True:
-            try:
-                await self._running.wait()
-                break
-            except Cancelled as late:  # by an outer context, or by cancel() of this goroutine
-                body = body or late
-                ctx.cancel(late)
-                async with context.shield():
-                    await self._running.wait()
-                break
+        try:
+            await self._all_ended()
+        except (
+            Cancelled
+        ) as late:  # by this context or an outer one, or by cancel() of this goroutine
+            body = body or late
+            ctx.cancel(late)
+            later = await self._all_ended_at_last()
+            if later is not None and isinstance(body, Cancelled):
+                body = later
         self._state = "closed"
         quiet = await ctx.__aexit__(type(body) if body else None, body, tb)
-        failures = [g.exception() for g in self._failed]
-        errors: list[BaseException] = [e for e in failures if e is not None]
-        if body is not None and not isinstance(body, Cancelled):
-            errors.append(body)
+        errors = [e for g in self._failed if (e := g.exception()) is not None]
+        if body is not None and not isinstance(body, (Cancelled, GoExit)):
+            if not any(body is e for e in errors):  # it may have awaited the one that failed
+                errors.append(body)
         if errors:
             self._failed.clear()
             if self._collapse and len(errors) == 1:

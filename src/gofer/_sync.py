@@ -3,6 +3,7 @@
 import functools
 import gc
 import inspect
+import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast
@@ -58,6 +59,8 @@ class WaitGroup(_core.WaitGroup):
 
         >>> wg.go(fetch, url)
         """
+        if not callable(fn):
+            raise TypeError(f"WaitGroup.go() needs a function, not {fn!r}")
         self.add()
         try:
             return go_wrapped(self._counted, fn, args, kwargs, name_of(fn))
@@ -69,6 +72,7 @@ class WaitGroup(_core.WaitGroup):
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         try:
+            await _core.sleep(0)  # go_here() always begins: was it cancelled before?
             return await _call(fn, *args, **kwargs)
         finally:
             self.done()
@@ -95,6 +99,7 @@ class Once:
         >>> await once.do(load_config, "app.toml")
         """
         if self._done:
+            await _core.sleep(0)  # an operation like all: it raises if it must
             return
         async with self._mu:
             if not self._done:
@@ -116,14 +121,15 @@ def once_value(fn: Callable[[], Awaitable[T] | T]) -> Callable[[], Coroutine[Any
     call: Callable[[], Awaitable[T] | T] | None = fn  # not kept when it has been called
     value: list[T] = []
     error: BaseException | None = None
+    traceback: types.TracebackType | None = None  # each raise would add to the exception's own
 
     async def run() -> None:
-        nonlocal call, error
+        nonlocal call, error, traceback
         assert call is not None
         try:
             value.append(cast(T, await _call(call)))
         except BaseException as exc:
-            error = exc
+            error, traceback = exc, exc.__traceback__
         finally:
             call = None
 
@@ -131,9 +137,10 @@ def once_value(fn: Callable[[], Awaitable[T] | T]) -> Callable[[], Coroutine[Any
     async def get() -> T:
         await once.do(run)
         if error is not None:
-            raise error
+            raise error.with_traceback(traceback)
         return value[0]
 
+    del get.__wrapped__  # type: ignore[attr-defined]  # that is `fn`
     return get
 
 

@@ -43,7 +43,11 @@ def _on_main_thread(fn: Callable[[], None]) -> None:
 def _check(signals: tuple[int, ...]) -> list[signal.Signals]:
     if not signals:
         raise ValueError("name at least one signal, for example signal.SIGTERM")
-    return [signal.Signals(s) for s in signals]
+    wanted = list(dict.fromkeys(signal.Signals(s) for s in signals))
+    for s in wanted:
+        if s in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"{s.name} cannot be caught")
+    return wanted
 
 
 def notify(*signals: int, capacity: int = 1) -> RecvChan[signal.Signals]:
@@ -101,7 +105,8 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
 
     async def watch() -> None:
         try:
-            chosen = await _core.select(ch.recv(), ctx.done.recv())
+            async with context.shield():  # the contexts of the caller need not be those of `ctx`
+                chosen = await _core.select(ch.recv(), ctx.done.recv())
             if chosen.index == 0:
                 ctx.cancel(f"{chosen.value.name} signal received")
         finally:

@@ -7,7 +7,7 @@
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from gofer import _core
+from gofer import _core, context
 from gofer._sync import _call, name_of
 
 __all__ = ["Flight"]
@@ -40,12 +40,13 @@ class Flight:
 
         >>> page = await flight.do(url, fetch, url)
         """
+        await _core.sleep(0)  # one who has been cancelled starts nothing
         mine = _Flying()
         mine.started.try_lock()
         call = self._calls.setdefault(key, mine)
         if call is mine:
             try:
-                mine.goroutine = _core.go(
+                mine.goroutine = _core.go_here(
                     self._fly, key, mine, fn, args, name=f"singleflight {name_of(fn)}"
                 )
             except BaseException:
@@ -72,7 +73,8 @@ class Flight:
         self, key: Hashable, call: _Flying, fn: Callable[..., Any], args: tuple[Any, ...]
     ) -> Any:
         try:
-            return await _call(fn, *args)
+            async with context.shield():  # from the contexts of the one who happened to start it
+                return await _call(fn, *args)
         finally:
             self._land(key, call)
 

@@ -52,11 +52,12 @@ async def by_async_for(ch: Ints) -> tuple[int | None, bool]:
     return None, False
 
 
-NEVER = gofer.Chan[int]()
+NEVER = gofer.Chan[int]()  # nobody sends here
+NOWHERE = gofer.Chan[int]()  # and here nobody receives
 
 
 async def by_select(ch: Ints) -> tuple[int | None, bool]:
-    index, value, ok = await gofer.select(NEVER.recv(), ch.recv(), NEVER.send(1))
+    index, value, ok = await gofer.select(NEVER.recv(), ch.recv(), NOWHERE.send(1))
     assert index == 1
     return value, ok
 
@@ -69,7 +70,7 @@ async def by_send(ch: Ints, value: int) -> None:
 
 
 async def by_selected_send(ch: Ints, value: int) -> None:
-    result = await gofer.select(NEVER.recv(), ch.send(value), NEVER.send(1))
+    result = await gofer.select(NEVER.recv(), ch.send(value), NOWHERE.send(1))
     assert result == (1, None, True)
 
 
@@ -96,7 +97,7 @@ def test_four_producers_and_four_consumers_at_every_capacity(procs: int) -> None
             got.append(value)
 
     async def main() -> None:
-        for _ in rounds(divide_by=500):
+        for _ in rounds(divide_by=100):
             for cap in range(21):
                 ch = gofer.Chan[int](cap)
                 consumers = [gofer.go(consume, ch, i) for i in range(4)]
@@ -139,7 +140,7 @@ def test_foreign_threads_against_goroutines(procs: int) -> None:
             await ch.send(i)
 
     async def main() -> None:
-        for r in rounds(divide_by=300):
+        for r in rounds(divide_by=100):
             stolen.clear()
             ch = gofer.Chan[int](r % 3)
             with contextlib.ExitStack() as stack:
@@ -212,7 +213,7 @@ def test_cancelled_receivers_lose_and_double_nothing(procs: int) -> None:
             await SEND[i % 2](ch, i)
 
     async def main() -> None:
-        for r in rounds(divide_by=100):
+        for r in rounds(divide_by=20):
             ch = gofer.Chan[int](r % 4)
             got: list[int] = []
             consumers = [gofer.go(consume, ch, i, got) for i in range(4)]
@@ -248,7 +249,7 @@ def test_cancelled_senders_lose_and_double_nothing(procs: int) -> None:
 
     async def main() -> None:
         nonlocal arrived
-        for r in rounds(divide_by=100):
+        for r in rounds(divide_by=20):
             ch, begin = gofer.Chan[int](r % 4), gofer.Chan[None]()
             sent: list[int] = []
             before = len(cancelled)
@@ -298,7 +299,7 @@ def test_cancelled_selects_lose_and_double_nothing(procs: int) -> None:
         ch.close()
 
     async def main() -> None:
-        for r in rounds(divide_by=100):
+        for r in rounds(divide_by=20):
             out, back = gofer.Chan[int](r % 3), gofer.Chan[int](r % 2)
             got: list[int] = []
             workers = [gofer.go(work, out, back, i, got) for i in range(4)]
@@ -365,7 +366,7 @@ async def try_recv(ch: Ints) -> Any:
         ),
         # A select tells that it has sent; a plain send gives None either way, and is tested above.
         (
-            lambda ch: gofer.select(ch.send(7), NEVER.send(1)),
+            lambda ch: gofer.select(ch.send(7), NOWHERE.send(1)),
             try_recv,
             lambda result: result and 7,
         ),
@@ -386,7 +387,7 @@ def test_a_hand_over_against_a_cancellation(
 
     async def main() -> None:
         ch = gofer.Chan[int]()
-        for i in rounds(divide_by=4):
+        for i in rounds():
             told: list[bool] = []
             g = gofer.go(count_cancellations, make(ch), told)
             await came_to_wait(g)
@@ -444,7 +445,7 @@ def test_select_among_plain_senders_and_receivers(procs: int) -> None:
         return got
 
     async def main() -> None:
-        for _ in rounds(divide_by=100):
+        for _ in rounds(divide_by=20):
             channels = [gofer.Chan[int](cap) for cap in caps]
             plain = [gofer.go(receive, ch) for ch in channels]
             select = gofer.go(receive_from_all, channels)
@@ -476,7 +477,7 @@ def test_random_selects_in_every_order_of_channels(procs: int) -> None:
                 log[order[index], value if got is None else got] += 1 if got is None else -1
 
     async def main() -> None:
-        for r in rounds(divide_by=50):
+        for r in rounds(divide_by=10):
             channels = [gofer.Chan[int](cap) for cap in (0, 0, 1, 3)]
             logs = [Counter[tuple[int, int]]() for _ in range(8)]
             gs = [gofer.go(work, channels, me + r, log) for me, log in enumerate(logs)]
@@ -506,7 +507,7 @@ def test_selects_that_both_send_and_receive_meet_only_others(procs: int) -> None
                 assert result.value != me
 
     async def main() -> None:
-        for _ in rounds(divide_by=200):
+        for _ in rounds(divide_by=50):
             for cap in range(11):
                 ch = gofer.Chan[int](cap)
                 gs = [gofer.go(work, ch, me) for me in range(2)]
@@ -537,7 +538,7 @@ def test_of_one_select_only_one_case_is_done(procs: int) -> None:
         out.close()
 
     async def main() -> None:
-        for _ in rounds(divide_by=100):
+        for _ in rounds(divide_by=20):
             channels = [gofer.Chan[int]() for _ in range(4)]
             out, done = gofer.Chan[int](), gofer.Chan[None]()
             for ch in channels:
@@ -549,53 +550,165 @@ def test_of_one_select_only_one_case_is_done(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+class InStep:
+    """Two goroutines that do one thing after the other, each at the same time if they can."""
+
+    def __init__(self) -> None:
+        self.at = [-1, -1]
+
+    def meet(self, me: int, step: int) -> None:
+        self.at[me] = step
+        for _ in range(200 if step else 20_000):  # on one P the other cannot come
+            if self.at[1 - me] >= step:
+                break
+        for _ in range(random.randrange(40)):  # one now a little before the other, now after it
+            pass
+
+
+BATCH = 50
+
+
 @pytest.mark.parametrize("second", ["sent", "closed"])
 def test_default_is_never_taken_while_one_of_two_is_ready(second: str, procs: int) -> None:
     """The first is ready until after the second is: at no instant is there none."""
+    never = [gofer.Chan[int]() for _ in range(150)]
 
-    async def look(a: Ints, b: Ints) -> int:
-        return (await gofer.select(a.recv(), b.recv(), default=True)).index
+    async def look(pairs: list[tuple[Ints, Ints]], step: InStep) -> list[int]:
+        found = []
+        for i, (a, b) in enumerate(pairs):
+            between = never[: i % 4 * 50]
+            # Who looked at one after the other would miss both, the longer the way the likelier.
+            op = gofer.select(b.recv(), *[ch.recv() for ch in between], a.recv(), default=True)
+            step.meet(0, i)
+            found.append((await op).index)
+        step.meet(0, BATCH)
+        return found
 
-    async def main() -> None:
-        for _ in rounds():
-            a, b = gofer.Chan[int](1), gofer.Chan[int](1)
-            a.send_nowait(1)
-            g = gofer.go(look, a, b)
-            if procs == 1:
-                await gofer.gosched()
+    async def change(pairs: list[tuple[Ints, Ints]], step: InStep) -> None:
+        for i, (a, b) in enumerate(pairs):
+            step.meet(1, i)
             if second == "sent":
                 b.send_nowait(1)
             else:
                 b.close()
             await gofer.select(a.recv(), default=True)
-            assert await g != -1
+        step.meet(1, BATCH)
+
+    async def main() -> None:
+        for _ in rounds(divide_by=20):
+            pairs = [(gofer.Chan[int](1), gofer.Chan[int](1)) for _ in range(BATCH)]
+            for a, _ in pairs:
+                a.send_nowait(1)
+            step = InStep()
+            looking, changing = gofer.go(look, pairs, step), gofer.go(change, pairs, step)
+            assert -1 not in await looking
+            await changing
 
     gofer.run(main, procs=procs)
 
 
-@pytest.mark.parametrize("how", ["nowait", "default"])
-def test_a_channel_with_a_value_is_never_not_ready_while_it_is_closed(how: str, procs: int) -> None:
-    """It has a value until after it is closed: there is always an answer."""
+def always_received(ch: Ints) -> bool:
+    try:
+        ch.recv_nowait()
+    except gofer.WouldBlock:
+        return False
+    except gofer.ChannelClosed:
+        pass
+    return True
 
-    async def look(ch: Ints) -> bool:
-        if how == "default":
-            return (await gofer.select(ch.recv(), default=True)).index == 0
-        try:
-            ch.recv_nowait()
-        except gofer.WouldBlock:
-            return False
-        except gofer.ChannelClosed:
-            pass
-        return True
+
+def always_sent(ch: Ints) -> bool:
+    try:
+        ch.send_nowait(1)
+    except gofer.WouldBlock:
+        return False
+    except gofer.ChannelClosed:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("try_it", [always_received, always_sent])
+def test_a_channel_that_is_ready_until_it_is_closed_never_would_block(
+    try_it: Callable[[Ints], bool], procs: int
+) -> None:
+    """It has a value, or a receiver, until after it is closed. A quick look must not miss both."""
+
+    async def look(channels: list[Ints], step: InStep) -> list[bool]:
+        found = []
+        for i, ch in enumerate(channels):
+            step.meet(0, i)
+            found.append(try_it(ch))
+        step.meet(0, BATCH)
+        return found
+
+    async def close(channels: list[Ints], step: InStep) -> None:
+        for i, ch in enumerate(channels):
+            step.meet(1, i)
+            ch.close()
+            always_received(ch)
+        step.meet(1, BATCH)
 
     async def main() -> None:
-        for _ in rounds():
-            ch = gofer.Chan[int](1)
-            ch.send_nowait(1)
-            g = gofer.go(look, ch)
-            ch.close()
-            await ch.recv_ok()
-            assert await g
+        receives = try_it is always_received
+        for _ in rounds(divide_by=20):
+            channels = [gofer.Chan[int](int(receives)) for _ in range(BATCH)]
+            gs = []
+            for ch in channels:
+                if receives:
+                    ch.send_nowait(1)
+                else:
+                    gs.append(gofer.go(by_recv_ok, ch))
+            await came_to_wait(*gs)
+            step = InStep()
+            looking, closing = gofer.go(look, channels, step), gofer.go(close, channels, step)
+            assert all(await looking)
+            await closing
+            for g in gs:
+                await g
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "waiting"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ch: ch.recv(),
+        lambda ch: gofer.select(ch.recv(), NEVER.recv(), gofer.sleep(1000)),
+    ],
+    ids=["recv", "select"],
+)
+def test_of_two_who_await_one_operation_at_once_one_gets_an_error(
+    make: Callable[[Ints], Awaitable[Any]], ready: bool, procs: int
+) -> None:
+    async def awaits(ops: list[Awaitable[Any]], me: int, step: InStep) -> list[bool]:
+        done = []
+        for i, op in enumerate(ops):
+            step.meet(me, i)
+            try:
+                await op
+            except RuntimeError as exc:
+                done.append("awaited" not in str(exc))
+            else:
+                done.append(True)
+        step.meet(me, BATCH)
+        return done
+
+    async def main() -> None:
+        for _ in rounds(divide_by=50):
+            channels = [gofer.Chan[int](2 if ready else 0) for _ in range(BATCH)]
+            for ch in channels:
+                while len(ch) < ch.cap:
+                    ch.send_nowait(1)
+            ops = [make(ch) for ch in channels]
+            step = InStep()
+            gs = [gofer.go(awaits, ops, me, step) for me in range(2)]
+            for ch in channels:
+                if not ready:
+                    await ch.send(1)
+            first, second = [await g for g in gs]
+            assert [a + b for a, b in zip(first, second, strict=True)] == [1] * BATCH
+            assert [len(ch) for ch in channels] == [int(ready)] * BATCH
 
     gofer.run(main, procs=procs)
 
@@ -603,19 +716,20 @@ def test_a_channel_with_a_value_is_never_not_ready_while_it_is_closed(how: str, 
 def test_a_time_limit_that_ends_just_as_the_value_comes(procs: int) -> None:
     """Who gives up has not taken the value."""
 
-    async def produce(ch: Ints, n: int) -> None:
-        rng = random.Random(n)
-        for i in range(n):
-            if i % 2:
+    async def produce(ch: Ints) -> int:
+        rng = random.Random(procs)
+        n = 0
+        for n in rounds():
+            if n % 2:
                 await gofer.sleep(rng.random() * 0.00006)
-            await ch.send(i)
+            await ch.send(n)
         ch.close()
+        return n
 
     async def main() -> None:
-        n = len(list(rounds(divide_by=2)))
         for cap in (0, 1):
             ch = gofer.Chan[int](cap)
-            producer = gofer.go(produce, ch, n)
+            producer = gofer.go(produce, ch)
             got: list[int] = []
             while True:
                 match await gofer.select(ch.recv(), gofer.sleep(0.00003)):
@@ -623,8 +737,7 @@ def test_a_time_limit_that_ends_just_as_the_value_comes(procs: int) -> None:
                         got.append(value)
                     case (0, _, False):
                         break
-            assert got == list(range(n))
-            await producer
+            assert got == list(range(await producer + 1))
 
     gofer.run(main, procs=procs)
 
@@ -682,7 +795,7 @@ def test_close_against_all_who_wait(procs: int) -> None:
 
     async def main() -> None:
         rng = random.Random(procs)
-        for r in rounds(divide_by=8):
+        for r in rounds(divide_by=2):
             ch = gofer.Chan[int](r % 4)
             receivers = [gofer.go(receive, ch, i) for i in range(r % 5)]
             senders = [gofer.go(send, ch, i) for i in range(4)]
@@ -703,6 +816,7 @@ def test_the_end_of_a_run_against_all_who_wait() -> None:
         while True:
             result = await gofer.select(ch.send(1), other.recv(), gofer.sleep(0.001))
             assert result.ok
+            await gofer.gosched()  # or each would use its slice to the end
 
     async def main(yields: int) -> None:
         a, b = gofer.Chan[int](), gofer.Chan[int](1)
@@ -713,7 +827,7 @@ def test_the_end_of_a_run_against_all_who_wait() -> None:
         for _ in range(yields):
             await gofer.gosched()
 
-    for r in rounds(divide_by=10):
+    for r in rounds(divide_by=4):
         gofer.run(main, r % 7, procs=1 + r % 4)
 
 
@@ -722,10 +836,9 @@ def test_the_end_of_a_run_against_all_who_wait() -> None:
 
 async def time_to_wake(n: int) -> float:
     """Seconds to wake n that wait at one channel, each by another one, last come first served."""
-    never = gofer.Chan[int]()
 
     async def wait(own: Ints) -> None:
-        await gofer.select(never.recv(), own.recv(), never.send(1))
+        await gofer.select(NEVER.recv(), own.recv(), NOWHERE.send(1))
 
     own = [gofer.Chan[int]() for _ in range(n)]
     gs = [gofer.go(wait, ch) for ch in own]

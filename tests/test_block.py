@@ -1,0 +1,444 @@
+"""block(): operations in plain code, in threads that are no goroutines."""
+
+import gc
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Generator
+from typing import Any
+
+import pytest
+
+import gofer
+from tests.support import Program, give, parked, sleep_long, thread, until, wait_for
+
+
+def beside(foreign: Callable[[], object], procs: int) -> Any:
+    """Run a function in a foreign thread while a runtime runs; its result or exception."""
+    result: list[Any] = []
+
+    async def main() -> None:
+        with thread(lambda: result.append(foreign())) as t:
+            await until(lambda: not t.is_alive())
+
+    gofer.run(main, procs=procs)
+    return result[0]
+
+
+# --- What it can wait for -------------------------------------------------------------------------
+
+
+def test_channels(procs: int) -> None:
+    async def double(inbox: gofer.Chan[int], outbox: gofer.Chan[int]) -> None:
+        async for value in inbox:
+            await outbox.send(2 * value)
+        outbox.close()
+
+    def foreign() -> list[int]:
+        inbox, outbox = gofer.Chan[int](), gofer.Chan[int]()
+        gofer.go(double, inbox, outbox)
+        got = []
+        for i in range(20):
+            gofer.block(inbox.send(i))
+            got.append(gofer.block(outbox.recv()))
+        inbox.close()
+        assert gofer.block(outbox.recv_ok()) == (None, False)
+        with pytest.raises(gofer.ChannelClosed):
+            gofer.block(outbox.recv())
+        return got
+
+    assert beside(foreign, procs) == [2 * i for i in range(20)]
+
+
+def test_select(procs: int) -> None:
+    def foreign() -> None:
+        a, b = gofer.Chan[int](), gofer.Chan[int](1)
+        b.send_nowait(5)
+        assert gofer.block(gofer.select(a.recv(), b.recv())) == (1, 5, True)
+        assert gofer.block(gofer.select(a.recv(), default=True)).index == -1
+        assert gofer.block(gofer.select(a.recv(), gofer.sleep(0.001))).index == 1
+        gofer.go(wait_for, a.send(7))
+        assert gofer.block(gofer.select(a.recv(), b.recv())) == (0, 7, True)
+
+    beside(foreign, procs)
+
+
+def test_sleep(procs: int) -> None:
+    def foreign() -> float:
+        start = time.monotonic()
+        gofer.block(gofer.sleep(0.005))
+        return time.monotonic() - start
+
+    assert beside(foreign, procs) >= 0.005
+
+
+def test_gosched_does_nothing(procs: int) -> None:
+    def foreign() -> None:
+        for _ in range(10):
+            gofer.block(gofer.gosched())
+
+    beside(foreign, procs)
+
+
+def test_a_goroutine(procs: int) -> None:
+    async def fails() -> None:
+        await gofer.gosched()
+        raise KeyError("its own")
+
+    def foreign() -> int:
+        with pytest.raises(KeyError, match="its own"):
+            gofer.block(gofer.go(fails))
+        g = gofer.go(sleep_long)
+        g.cancel()
+        with pytest.raises((gofer.Cancelled, RuntimeError)):
+            gofer.block(g)
+        return gofer.block(gofer.go(give, 7))
+
+    assert beside(foreign, procs) == 7
+
+
+def test_a_coroutine(procs: int) -> None:
+    async def work(n: int) -> int:
+        assert gofer.current().id > 1  # it has a goroutine of its own
+        await gofer.sleep(0.001)
+        if n < 0:
+            raise ValueError(n)
+        return n + await gofer.go(give, 1)
+
+    def foreign() -> int:
+        with pytest.raises(ValueError, match="-1"):
+            gofer.block(work(-1))
+        return gofer.block(work(4))
+
+    assert beside(foreign, procs) == 5
+
+
+def test_any_awaitable(procs: int) -> None:
+    class Thing:
+        def __await__(self) -> Generator[Any, Any, str]:
+            yield from gofer.sleep(0.001).__await__()
+            return "thing"
+
+    assert beside(lambda: gofer.block(Thing()), procs) == "thing"
+
+
+def test_many_threads_at_once(procs: int) -> None:
+    ch = gofer.Chan[int]()
+    got: list[int] = []
+
+    def producer(k: int) -> None:
+        for i in range(20):
+            gofer.block(ch.send(100 * k + i))
+
+    def consumer() -> None:
+        for _ in range(20):
+            got.append(gofer.block(ch.recv()))  # noqa: PERF401
+
+    async def main() -> None:
+        with (
+            thread(producer, 0),
+            thread(producer, 1),
+            thread(consumer),
+            thread(consumer),
+        ):
+            await until(lambda: len(got) == 40)
+
+    gofer.run(main, procs=procs)
+    assert sorted(got) == [100 * k + i for k in range(2) for i in range(20)]
+
+
+def test_a_thread_is_no_goroutine(procs: int) -> None:
+    async def main() -> None:
+        ch = gofer.Chan[int]()
+        op = ch.recv()
+        with thread(lambda: gofer.block(op)):
+            await until(lambda: repr(op).endswith("waiting>"))
+            assert gofer.num_goroutine() == 1
+            await ch.send(1)
+
+    gofer.run(main, procs=procs)
+
+
+def test_the_main_thread_can_block_while_another_runs_the_runtime(procs: int) -> None:
+    boxes: list[gofer.Chan[str]] = []
+
+    async def main() -> None:
+        stop = gofer.Chan[str]()
+        boxes.append(stop)
+        assert await stop.recv() == "stop"
+
+    with thread(lambda: gofer.run(main, procs=procs)):
+        while not boxes:
+            time.sleep(0.0005)
+        assert gofer.block(wait_for(gofer.go(give, 3))) == 3
+        gofer.block(boxes[0].send("stop"))
+
+
+# --- Time -----------------------------------------------------------------------------------------
+
+
+def test_when_time_is_up_the_operation_is_taken_back(procs: int) -> None:
+    ch = gofer.Chan[int]()
+
+    def foreign() -> None:
+        for op in (ch.recv(), ch.send(1), gofer.select(ch.recv(), ch.send(2))):
+            start = time.monotonic()
+            with pytest.raises(TimeoutError):
+                gofer.block(op, timeout=0.003)
+            assert time.monotonic() - start >= 0.003
+            with pytest.raises(gofer.WouldBlock):
+                ch.recv_nowait()
+            with pytest.raises(gofer.WouldBlock):
+                ch.send_nowait(3)
+        with pytest.raises(TimeoutError):
+            gofer.block(gofer.sleep(100_000), timeout=0.001)
+        with pytest.raises(TimeoutError):
+            gofer.block(gofer.select(), 0.001)
+
+    beside(foreign, procs)
+
+
+def test_a_goroutine_goes_on_when_time_is_up(procs: int) -> None:
+    async def slow(ch: gofer.Chan[int]) -> int:
+        return await ch.recv()
+
+    def foreign() -> int:
+        ch = gofer.Chan[int]()
+        g = gofer.go(slow, ch)
+        with pytest.raises(TimeoutError):
+            gofer.block(g, timeout=0.002)
+        gofer.block(ch.send(5))
+        return gofer.block(g, timeout=30)
+
+    assert beside(foreign, procs) == 5
+
+
+@pytest.mark.parametrize("timeout", [0, -1, 0.0])
+def test_without_time_it_does_what_can_be_done_at_once(timeout: float, procs: int) -> None:
+    def foreign() -> None:
+        ch = gofer.Chan[int](1)
+        gofer.block(ch.send(1), timeout=timeout)
+        assert gofer.block(ch.recv(), timeout=timeout) == 1
+        with pytest.raises(TimeoutError):
+            gofer.block(ch.recv(), timeout=timeout)
+
+    beside(foreign, procs)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [
+        (math.nan, ValueError),
+        (math.inf, ValueError),
+        ("1", TypeError),
+        ([], TypeError),
+    ],
+)
+def test_a_bad_timeout_is_refused(timeout: Any, error: type[Exception]) -> None:
+    ch = gofer.Chan[int](1)
+
+    def foreign() -> None:
+        with pytest.raises(error):
+            gofer.block(ch.send(1), timeout=timeout)
+
+    beside(foreign, 1)
+    assert len(ch) == 0
+
+
+# --- Bad use --------------------------------------------------------------------------------------
+
+
+def test_in_a_goroutine_it_says_await(procs: int) -> None:
+    async def main() -> None:
+        ch = gofer.Chan[int](1)
+        with pytest.raises(RuntimeError, match="await"):
+            gofer.block(ch.send(1))
+        assert len(ch) == 0
+        with pytest.raises(RuntimeError, match="await"):
+            gofer.block(gofer.sleep(0), timeout=1)
+        coro = give(1)
+        with pytest.raises(RuntimeError, match="await"):
+            gofer.block(coro)
+        assert await coro == 1  # it has not been touched
+
+    gofer.run(main, procs=procs)
+
+
+def test_without_a_runtime_it_is_a_runtime_error() -> None:
+    ch = gofer.Chan[int](1)
+    with pytest.raises(RuntimeError, match="running runtime"):
+        gofer.block(ch.send(1))
+    with pytest.raises(RuntimeError, match="running runtime"):
+        gofer.block(ch.recv(), timeout=1)
+    assert len(ch) == 0
+    coro = give(1)
+    with pytest.raises(RuntimeError, match="running runtime"):
+        gofer.block(coro)
+    coro.close()
+
+
+@pytest.mark.parametrize("op", [None, 5, "op", [], give])
+def test_what_cannot_be_awaited_is_a_type_error_that_names_it(op: Any) -> None:
+    def foreign() -> None:
+        with pytest.raises(TypeError) as info:
+            gofer.block(op)
+        assert repr(op) in str(info.value)
+
+    beside(foreign, 1)
+
+
+def test_wrong_argument_counts_are_type_errors() -> None:
+    with pytest.raises(TypeError):
+        gofer.block()  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        gofer.block(gofer.sleep(0), 1, 2)  # type: ignore[call-arg]
+
+
+def test_an_operation_can_be_used_once(procs: int) -> None:
+    def foreign() -> None:
+        op = gofer.sleep(0)
+        gofer.block(op)
+        with pytest.raises(RuntimeError, match="awaited already"):
+            gofer.block(op)
+        late = gofer.Chan[int]().recv()
+        with pytest.raises(TimeoutError):
+            gofer.block(late, timeout=0.001)
+        with pytest.raises(RuntimeError, match="awaited already"):
+            gofer.block(late)
+
+    beside(foreign, procs)
+
+
+def test_an_operation_that_a_goroutine_awaits_is_refused(procs: int) -> None:
+    async def main() -> None:
+        ch = gofer.Chan[int]()
+        op = ch.recv()
+        g = gofer.go(wait_for, op)
+        await parked(g)
+
+        def foreign() -> None:
+            with pytest.raises(RuntimeError, match="already awaited by another goroutine"):
+                gofer.block(op)
+
+        with thread(foreign) as t:
+            await until(lambda: not t.is_alive())
+        await ch.send(1)
+        assert await g == 1
+
+    gofer.run(main, procs=procs)
+
+
+# --- The end --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["operation", "goroutine", "mutex"])
+def test_when_the_run_ends_the_thread_is_told(kind: str, procs: int) -> None:
+    errors: list[BaseException] = []
+    ready: list[bool] = []
+    mu = gofer.Mutex()
+    ch = gofer.Chan[int]()
+
+    def foreign() -> None:
+        ready.append(True)
+        try:
+            if kind == "mutex":
+                with mu:
+                    pass
+            else:
+                gofer.block(ch.recv() if kind == "operation" else sleep_long())
+        except (RuntimeError, gofer.Cancelled) as exc:
+            errors.append(exc)
+
+    async def main() -> None:
+        await mu.lock()
+        threads.append(threading.Thread(target=foreign))
+        threads[0].start()
+        await until(lambda: ready)
+        await gofer.sleep(0.002)  # it blocks by now, or will be told when it tries
+
+    threads: list[threading.Thread] = []
+    gofer.run(main, procs=procs)
+    threads[0].join(30)
+    assert not threads[0].is_alive()
+    assert len(errors) == 1
+    mu.unlock()
+    with pytest.raises(gofer.WouldBlock):
+        ch.send_nowait(1)  # nobody waits there any more
+
+
+def test_the_next_run_is_not_disturbed_by_the_threads_of_the_last(procs: int) -> None:
+    """Threads that block again and again, through the end of one run and the start of another."""
+    stop = False
+    ended: list[int] = []
+
+    def foreign() -> None:
+        while not stop:
+            try:
+                ended.append(gofer.block(give(1), timeout=10))
+            except RuntimeError:  # between two runs, or at the end of one
+                time.sleep(0.0001)
+            except gofer.Cancelled:
+                pass
+
+    async def main() -> None:
+        n = len(ended)
+        await until(lambda: len(ended) > n)
+
+    with thread(foreign), thread(foreign):
+        try:
+            for _ in range(10):
+                gofer.run(main, procs=procs)
+        finally:
+            stop = True
+    gc.collect()
+
+
+def test_ctrl_c_interrupts_the_main_thread() -> None:
+    program = Program(
+        """
+        import threading, time
+        import gofer
+
+        ready = threading.Event()
+
+        async def main():
+            ready.set()
+            await stop.recv()
+
+        async def end():
+            stop.close()
+
+        stop = gofer.Chan()
+        t = threading.Thread(target=lambda: gofer.run(lambda: None) if False else run())
+
+        def run():
+            try:
+                gofer.run(main, procs=2)
+            except gofer.ChannelClosed:
+                print("run has ended", flush=True)
+
+        t.start()
+        ready.wait()
+        ch = gofer.Chan()
+        print("blocks", flush=True)
+        try:
+            gofer.block(ch.recv())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        try:
+            ch.send_nowait(1)
+        except gofer.WouldBlock:
+            print("taken back", flush=True)
+        gofer.block(end())
+        t.join()
+        """
+    )
+    program.expect("blocks")
+    time.sleep(0.1)  # so that it is in block(), most likely
+    program.process.send_signal(signal.SIGINT)
+    assert program.finish().check().split("\n")[:3] == [
+        "interrupted",
+        "taken back",
+        "run has ended",
+    ]

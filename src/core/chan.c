@@ -923,7 +923,7 @@ static PyObject *view_compare(PyObject *self, PyObject *other, int op)
 
 static Py_hash_t view_hash(PyObject *self)
 {
-    return _Py_HashPointer(((View *)self)->ch);
+    return (Py_hash_t)((uintptr_t)((View *)self)->ch >> 4);
 }
 
 /* What the other direction has is missed with a reason. */

@@ -265,12 +265,16 @@ void m_fini(M *m)
     m->drops = (Drops){0};
 }
 
-/* Give `p` (in nobody's hands, off the idle list) to an M that sleeps, or to a new one. A new M is
- * counted as spinning if `spinning`, which the caller has added to sched.nmspinning. */
-static void start_m(P *p, bool spinning)
+/* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
+ * has added it to sched.nmspinning.
+ * All in one section, because a thread that is no M may be stopped by the kernel anywhere in wakep() while the
+ * run ends and the next begins: it must not have a P in its hands then. That it is counted as spinning does
+ * no harm. It takes that back itself, and a new run does not reset the count. */
+static void start_m(bool spinning)
 {
     lock(&sched.lock);
-    M *m = atomic_load(&sched.exiting) ? NULL : idle_m_get();
+    P *p = atomic_load(&sched.exiting) ? NULL : pidle_get();
+    M *m = p != NULL ? idle_m_get() : NULL;
     if (m != NULL) {
         m->nextp = p;
         m->spinning = spinning;
@@ -279,7 +283,7 @@ static void start_m(P *p, bool spinning)
         note_wake(&m->note);
         return;
     }
-    if (!atomic_load(&sched.exiting)) {
+    if (p != NULL) {
         int limit = atomic_load(&sched.max_threads);
         m = sched.nm < limit ? m_new() : NULL;
         if (m != NULL) {
@@ -300,15 +304,13 @@ static void start_m(P *p, bool spinning)
         }
         if (m == NULL) { /* no place for an exception here: the next M in execute() reports it */
             atomic_store(&sched.thread_limit_hit, limit);
+            pidle_put(p);
         }
-    }
-    if (m == NULL) {
-        if (spinning) {
-            atomic_fetch_sub(&sched.nmspinning, 1);
-        }
-        pidle_put(p);
     }
     unlock(&sched.lock);
+    if (m == NULL && spinning) {
+        atomic_fetch_sub(&sched.nmspinning, 1);
+    }
 }
 
 /* Work has been published: see that an M looks for it. */
@@ -325,15 +327,7 @@ void wakep(void)
             return;
         }
     }
-    lock(&sched.lock);
-    P *p = pidle_get();
-    unlock(&sched.lock);
-    if (p != NULL) {
-        start_m(p, !HAVE_GIL);
-    }
-    else if (!HAVE_GIL) {
-        atomic_fetch_sub(&sched.nmspinning, 1);
-    }
+    start_m(!HAVE_GIL);
 }
 
 void poller_look(int64_t when_ns)
@@ -696,7 +690,7 @@ static void execute(M *m, G *g, bool inherit)
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
     if (!inherit) {
-        m->p->tick++;
+        count_add(&m->p->tick, 1);
         atomic_store_explicit(
             &m->p->slice_start_ns, 0,
             memory_order_relaxed); /* local_get starts the clock when it matters */
@@ -935,7 +929,7 @@ static G *find_runnable(M *m, bool *inherit)
         }
 
         *inherit = false;
-        if (p->tick % GLOBAL_TICK == 0 &&
+        if (atomic_load_explicit(&p->tick, memory_order_relaxed) % GLOBAL_TICK == 0 &&
             atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
             lock(&sched.lock);
             g = globrunq_get();

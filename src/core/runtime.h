@@ -223,6 +223,7 @@ struct G {
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
+    bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -315,9 +316,9 @@ typedef struct {
 struct P {
     _Atomic uint64_t owner;
     int id;
-    uint32_t tick; /* slices started */
+    _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
-    uint64_t nsteal, nspill;
+    _Atomic int64_t nsteal, nspill;
     P *idle_next; /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
@@ -667,6 +668,7 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
+void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);

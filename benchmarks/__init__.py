@@ -12,4 +12,15 @@ README.md tells how the figures are taken and how far to trust them.
 from __future__ import annotations
 
 # A workload is the module of the same name, holding WORKLOAD. The order is that of the report.
-NAMES = ("spawn", "yields", "sleeps", "parked", "cpu")
+NAMES = (
+    "spawn",
+    "yields",
+    "pingpong",
+    "prodcons",
+    "mpmc",
+    "mutex",
+    "selects",
+    "sleeps",
+    "parked",
+    "cpu",
+)

@@ -179,8 +179,9 @@ def bars(verdicts: Sequence[Verdict], *, repeats: int, quick: bool) -> str:
     lines = [f"## bars ({PYTHON}, best of {repeats})"]
     if quick:
         lines.append("Small sizes: these show that everything runs, not how fast it is.")
+    first = max((len(v.workload) for v in verdicts), default=0)
     wide = max((len(v.bar.says) for v in verdicts), default=0)
-    lines += [f"{v.word}  {v.workload:7} {v.bar.says:{wide}}  {v.detail}" for v in verdicts]
+    lines += [f"{v.word}  {v.workload:{first}}  {v.bar.says:{wide}}  {v.detail}" for v in verdicts]
     if not verdicts:
         lines.append("none of these workloads has a bar on this build")
     return "\n".join(lines)

@@ -497,6 +497,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     /* Not start_g(): there is no need for a second M before main has started anything. */
     runq_put(m->p, g, true);
     atomic_store(&sched.running, RUN_ON);
+    p_leave(m);
+    contexts_arm(m);
+    p_enter(m);
     schedule(m);
 
     if (atomic_load(&sched.forked)) {

@@ -656,6 +656,7 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
 void block_interrupt_all(void); /* the runtime has ended */
 extern PyMethodDef block_methods[];
 
+void contexts_arm(M *m);            /* a run begins */
 void bind_inherit(G *g, G *parent); /* a new goroutine in the contexts of the one that starts it */
 void bind_drop_all(G *g);           /* it has ended; P in P_USER */
 int bind_traverse(G *g, visitproc visit, void *arg);

@@ -9,7 +9,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar
 
-from gofer import _asyncgen, _cgroup, _core, _hooks
+from gofer import _asyncgen, _cgroup, _core, _hooks, signals
 from gofer._errors import Cancelled, GoExit
 
 T = TypeVar("T")
@@ -137,7 +137,12 @@ def run(
     coro = _as_coroutine(main, args)
     interrupts = _Interrupts()
     try:
-        with interrupts, _asyncgen.hooks_restored(), _signal_pipe() as pipe:
+        with (
+            interrupts,
+            _asyncgen.hooks_restored(),
+            signals.contexts_stopped(),
+            _signal_pipe() as pipe,
+        ):
             return _core.run(coro, chosen or _default_procs(), not chosen, *pipe)
     except Cancelled as exc:
         if interrupts.count and exc.reason == "KeyboardInterrupt":

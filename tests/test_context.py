@@ -762,7 +762,7 @@ def test_a_chain_of_ten_thousand() -> None:
     assert last.cause() == "why"
     del first
     ref = weakref.ref(last)
-    del last  # and all above go with it
+    del last, done  # and all above go with it
     assert ref() is None
 
 

@@ -1484,9 +1484,12 @@ def test_in_a_shield_a_sleep_is_not_cut_short(procs: int) -> None:
     async def main() -> None:
         ctx = context.with_timeout(0.002)
         with pytest.raises(TimeoutError):
-            async with ctx:
-                await sleep_shielded()
-                await gofer.sleep(0)
+            await limited(ctx)
+
+    async def limited(ctx: Context) -> None:
+        async with ctx:
+            await sleep_shielded()
+            await gofer.sleep(0)
 
     async def sleep_shielded() -> None:
         start = time.monotonic()

@@ -178,8 +178,8 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and
-    the one that runs this.
+    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
+    Python frame; only the one in run() has, and the one that runs this.
     """
     if signals.awaited():
         return True

@@ -26,7 +26,7 @@ async def waiters(
     """Goroutines that have come to wait, one after the other."""
     gs = []
     for i in range(n):
-        g = gofer.go(wait_locked, cond, lambda i=i: then(i))  # type: ignore[misc]
+        g = gofer.go(wait_locked, cond, lambda i=i: then(i))
         await until(lambda g=g: g.wait_reason == "sync.Cond.Wait")  # type: ignore[misc]
         gs.append(g)
     return gs

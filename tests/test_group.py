@@ -53,11 +53,11 @@ def test_an_empty_one_is_fine() -> None:
 
 
 def test_a_goroutine_of_the_group_can_be_awaited_in_it(procs: int) -> None:
-    async def main() -> int:
+    async def main() -> None:
         async with gofer.Group() as g:
-            return await g.go(give, 1) + await g.go(give, 2)
+            assert await g.go(give, 1) + await g.go(give, 2) == 3
 
-    assert gofer.run(main, procs=procs) == 3
+    gofer.run(main, procs=procs)
 
 
 def test_goroutines_of_the_group_may_start_more(procs: int) -> None:
@@ -153,14 +153,18 @@ def test_a_failure_cancels_the_others_and_is_raised(procs: int) -> None:
             causes.append(exc.reason)
             raise
 
+    async def block(g: gofer.Group, others: list[Any], failure: Exception) -> None:
+        async with g:
+            others += [g.go(waits) for _ in range(5)]
+            await parked(*others)
+            g.go(fail, failure)
+            await gofer.sleep(100_000)  # the block is cancelled too
+
     async def main() -> None:
-        failure = KeyError("first")
+        g, failure = gofer.Group(), KeyError("first")
+        others: list[gofer.Goroutine[None]] = []
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as g:
-                others = [g.go(waits) for _ in range(5)]
-                await parked(*others)
-                g.go(fail, failure)
-                await gofer.sleep(100_000)  # the block is cancelled too
+            await block(g, others, failure)
         assert info.value.exceptions == (failure,)
         assert causes == [failure] * 5
         assert all(x.cancelled() for x in others)
@@ -180,12 +184,15 @@ def test_all_failures_are_in_the_group(procs: int) -> None:
         finally:
             raise ValueError(i)
 
+    async def block() -> None:
+        async with gofer.Group() as g:
+            gs = [g.go(stubborn, i) for i in range(3)]
+            await parked(*gs)
+            g.go(fail, KeyError("first"))
+
     async def main() -> None:
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as g:
-                gs = [g.go(stubborn, i) for i in range(3)]
-                await parked(*gs)
-                g.go(fail, KeyError("first"))
+            await block()
         assert errors_of(info.value) == [
             "KeyError('first')",
             "ValueError(0)",
@@ -199,12 +206,15 @@ def test_all_failures_are_in_the_group(procs: int) -> None:
 def test_many_fail_at_once(procs: int) -> None:
     """Whoever is first: none is lost, and none is taken for one that nobody looks at."""
 
+    async def block() -> None:
+        async with gofer.Group() as g:
+            for i in range(10):
+                g.go(fail, KeyError(i))
+
     async def main() -> None:
         for _ in range(20):
             with pytest.raises(ExceptionGroup) as info:
-                async with gofer.Group() as g:
-                    for i in range(10):
-                        g.go(fail, KeyError(i))
+                await block()
             # Some may have been cancelled before they began.
             assert 1 <= len(info.value.exceptions) <= 10
             assert len(set(map(id, info.value.exceptions))) == len(info.value.exceptions)
@@ -213,48 +223,55 @@ def test_many_fail_at_once(procs: int) -> None:
 
 
 def test_a_failure_of_the_block_cancels_its_goroutines(procs: int) -> None:
+    async def block(g: gofer.Group, children: list[Any], failure: Exception) -> None:
+        async with g:
+            children.append(g.go(sleep_long))
+            await parked(*children)
+            raise failure
+
     async def main() -> None:
-        failure = KeyError("block")
+        g, failure = gofer.Group(), KeyError("block")
+        children: list[gofer.Goroutine[None]] = []
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as g:
-                child = g.go(sleep_long)
-                await parked(child)
-                raise failure
+            await block(g, children, failure)
         assert info.value.exceptions == (failure,)
-        assert child.cancelled()
+        assert children[0].cancelled()
         assert g.context.cause() is failure
 
     gofer.run(main, procs=procs)
 
 
 def test_failures_of_the_block_and_of_a_goroutine_are_raised_together(procs: int) -> None:
-    async def main() -> None:
-        with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as g:
-                await until(g.go(fail, KeyError("child")).done) if procs < 0 else None
-                g.go(fail_when_cancelled)
-                await gofer.gosched()
-                raise KeyError("block")
-        assert "KeyError('block')" in errors_of(info.value)
-        assert len(info.value.exceptions) in (1, 2)
-
-    async def fail_when_cancelled() -> None:
+    async def fails_when_cancelled() -> None:
         try:
             await gofer.sleep(100_000)
         finally:
             raise KeyError("child")
 
+    async def block() -> None:
+        async with gofer.Group() as g:
+            await parked(g.go(fails_when_cancelled))
+            raise KeyError("block")
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as info:
+            await block()
+        assert errors_of(info.value) == ["KeyError('block')", "KeyError('child')"]
+
     gofer.run(main, procs=procs)
 
 
 def test_what_the_block_gets_from_a_goroutine_is_one_failure(procs: int) -> None:
+    async def block(failure: Exception) -> None:
+        async with gofer.Group() as g:
+            child = g.go(fail, failure)
+            async with context.shield():
+                await child
+
     async def main() -> None:
         failure = KeyError("once")
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as g:
-                child = g.go(fail, failure)
-                async with context.shield():
-                    await child
+            await block(failure)
         assert info.value.exceptions == (failure,)
 
     gofer.run(main, procs=procs)
@@ -311,11 +328,14 @@ def test_collapse_raises_several_as_a_group(procs: int) -> None:
         finally:
             raise ValueError
 
+    async def block() -> None:
+        async with gofer.Group(collapse=True) as g:
+            await parked(g.go(second))
+            g.go(fail, KeyError())
+
     async def main() -> None:
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group(collapse=True) as g:
-                await parked(g.go(second))
-                g.go(fail, KeyError())
+            await block()
         assert errors_of(info.value) == ["KeyError()", "ValueError()"]
 
     gofer.run(main, procs=procs)
@@ -565,11 +585,14 @@ def test_a_failure_while_an_outer_timeout_passes_is_not_lost(procs: int) -> None
         finally:
             raise KeyError("late")
 
+    async def block() -> None:
+        async with gofer.timeout(0.002), gofer.Group() as g:
+            g.go(fails_late)
+            await gofer.sleep(100_000)
+
     async def main() -> None:
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.timeout(0.002), gofer.Group() as g:
-                await parked(g.go(fails_late))
-                await gofer.sleep(100_000)
+            await block()
         assert errors_of(info.value) == ["KeyError('late')"]
 
     gofer.run(main, procs=procs)
@@ -663,12 +686,15 @@ def test_a_failure_frees_the_turn_of_nobody(procs: int) -> None:
         called.append(i)
         raise KeyError(i)
 
+    async def block() -> None:
+        async with gofer.Group(1) as g:
+            for i in range(10):
+                g.go(worker, i)
+            await gofer.sleep(100_000)
+
     async def main() -> None:
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group(1) as g:
-                for i in range(10):
-                    g.go(worker, i)
-                await gofer.sleep(100_000)
+            await block()
         assert len(info.value.exceptions) == len(called)
 
     gofer.run(main, procs=procs)

@@ -315,8 +315,10 @@ def test_one_that_was_woken_and_then_cancelled_leaves_it_to_the_next(procs: int)
         mu = gofer.Mutex()
         for _ in range(100):
             await mu.lock()
-            gs = [gofer.go(locker, mu) for _ in range(3)]
-            await parked(*gs)
+            gs = []
+            for _ in range(3):
+                gs.append(gofer.go(locker, mu))
+                await parked(gs[-1])
             mu.unlock()
             gs[0].cancel()
             for g in gs[1:]:

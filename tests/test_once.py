@@ -3,7 +3,6 @@
 import gc
 import traceback
 import weakref
-from typing import Any
 
 import pytest
 
@@ -48,8 +47,7 @@ def test_plain_functions_and_arguments_are_fine() -> None:
 
     async def main() -> None:
         once = gofer.Once()
-        result: Any = await once.do(plain, 1, 2)
-        assert result is None
+        assert await once.do(plain, 1, 2) is None  # type: ignore[func-returns-value]
         await once.do(plain, 3, 4)
 
     gofer.run(main)
@@ -169,7 +167,7 @@ def test_inside_itself_it_is_a_deadlock(procs: int) -> None:
     async def main() -> None:
         await once.do(again)
 
-    with pytest.raises(gofer.Deadlock, match="sync.Mutex.Lock"):
+    with pytest.raises(gofer.Deadlock, match=r"sync\.Mutex\.Lock"):
         gofer.run(main, procs=procs)
 
 
@@ -204,8 +202,7 @@ def test_a_plain_function_and_none_are_fine() -> None:
     async def main() -> None:
         get = gofer.once_value(load)
         for _ in range(3):
-            result: Any = await get()
-            assert result is None
+            assert await get() is None  # type: ignore[func-returns-value]
 
     gofer.run(main)
     assert calls == [1]
@@ -223,7 +220,7 @@ def test_everybody_gets_the_same_exception(procs: int) -> None:
         get = gofer.once_value(load)
         gs = [gofer.go(get) for _ in range(10)]
         caught: list[BaseException] = []
-        for g in (*gs, get()):
+        for g in (*gs, gofer.go(get)):
             with pytest.raises(KeyError, match="for all") as info:
                 await g
             caught.append(info.value)

@@ -18,6 +18,14 @@ def free(rw: gofer.RWMutex) -> bool:
     return True
 
 
+def writer_waits(rw: gofer.RWMutex) -> bool:
+    """Whether a writer keeps new readers out."""
+    if not rw.try_rlock():
+        return True
+    rw.runlock()
+    return False
+
+
 # --- Locking --------------------------------------------------------------------------------------
 
 
@@ -385,7 +393,7 @@ def test_threads_and_goroutines_share_one(procs: int) -> None:
     async def main() -> None:
         await rw.rlock()
         with thread(writes):
-            await until(lambda: not rw.try_rlock() or rw.runlock())  # it waits
+            await until(lambda: writer_waits(rw))
             assert log == ["comes"]
             rw.runlock()
             await until(lambda: "wrote" in log)

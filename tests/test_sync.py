@@ -43,8 +43,7 @@ def test_it_waits_until_it_may_go_on(procs: int) -> None:
         g = await waiting(scene.op)
         assert g.wait_reason == REASONS[kind]
         scene.let()
-        result: Any = await g
-        assert result is None
+        assert await g is None  # type: ignore[func-returns-value]
         scene.assert_taken()
         scene.give_back()
         scene.assert_free()

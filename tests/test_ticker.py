@@ -20,7 +20,7 @@ def in_phase(first: float, tick: float, period: float) -> bool:
     return abs(periods - round(periods)) < 1e-3
 
 
-def test_the_first_tick_is_one_period_away(procs: int) -> None:
+def test_the_first_tick_is_one_period_away() -> None:
     async def main() -> None:
         start = time.monotonic()
         ticker = gofer.Ticker(0.005)
@@ -28,7 +28,7 @@ def test_the_first_tick_is_one_period_away(procs: int) -> None:
         assert start + 0.005 - ROUNDING <= await ticker.c.recv() <= end + 0.005 + ROUNDING
         assert time.monotonic() >= start + 0.005
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_ticks_come_in_phase_and_never_early(procs: int) -> None:
@@ -86,7 +86,7 @@ def test_of_the_ticks_nobody_received_the_first_is_left(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
-def test_async_for_goes_over_the_ticks(procs: int) -> None:
+def test_async_for_goes_over_the_ticks() -> None:
     async def main() -> None:
         ticks = []
         ticker = gofer.Ticker(0.001)
@@ -99,7 +99,7 @@ def test_async_for_goes_over_the_ticks(procs: int) -> None:
             assert tick > ticks[-1]
             break
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_the_channel_holds_nothing_and_stays_open() -> None:
@@ -114,7 +114,7 @@ def test_the_channel_holds_nothing_and_stays_open() -> None:
     gofer.run(main)
 
 
-def test_stop_takes_away_the_tick_that_is_due(procs: int) -> None:
+def test_stop_takes_away_the_tick_that_is_due() -> None:
     async def main() -> None:
         ticker = gofer.Ticker(0.001)
         await gofer.sleep(0.003)
@@ -125,7 +125,7 @@ def test_stop_takes_away_the_tick_that_is_due(procs: int) -> None:
             await gofer.sleep(0.002)
         ticker.stop()
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_stop_leaves_a_receiver_waiting_and_reset_wakes_it(procs: int) -> None:
@@ -321,7 +321,7 @@ def test_dropped_ones_go() -> None:
 def test_one_that_somebody_waits_for_stays_although_nobody_holds_it(procs: int) -> None:
     async def count(ticks: list[float]) -> None:
         async for tick in gofer.Ticker(0.005):
-            ticks.append(tick)
+            ticks.append(tick)  # noqa: PERF401  # main looks at them
 
     async def main() -> None:
         ticks: list[float] = []

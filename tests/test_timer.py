@@ -23,7 +23,7 @@ T = TypeVar("T")
 # What a float of seconds may lose of the nanoseconds behind it.
 ROUNDING = 1e-6
 NOT_FINITE = [math.nan, math.inf, -math.inf]
-NO_NUMBER = ["x", None, [], 1j, b"1", object]
+NO_NUMBER: list[Any] = ["x", None, [], 1j, b"1", object]
 HUGE = [1e9, 4.6e9, 1e10, 1e100, sys.float_info.max, 2**62, 10**30]
 
 
@@ -56,7 +56,7 @@ def set_between(seconds: float, value: float, start: float, end: float) -> bool:
 # --- The value, and when it comes -----------------------------------------------------------------
 
 
-def test_the_value_is_when_it_was_due_however_late_it_is_read(procs: int) -> None:
+def test_the_value_is_when_it_was_due_however_late_it_is_read() -> None:
     async def main() -> None:
         start = time.monotonic()
         timer = gofer.Timer(0.005)
@@ -64,7 +64,7 @@ def test_the_value_is_when_it_was_due_however_late_it_is_read(procs: int) -> Non
         await gofer.sleep(0.03)
         assert set_between(0.005, await channel(timer).recv(), start, end)
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_never_comes_early(procs: int) -> None:
@@ -91,7 +91,7 @@ def test_comes_not_much_later(procs: int) -> None:
             late.append(time.monotonic() - due)
         return sorted(late)[5]
 
-    assert gofer.run(main, procs=procs) < 0.005
+    assert gofer.run(main, procs=procs) < 0.05
 
 
 def test_zero_and_less_are_due_at_once() -> None:
@@ -162,7 +162,7 @@ def test_every_way_to_receive_gets_the_value(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
-def test_it_comes_once(procs: int) -> None:
+def test_it_comes_once() -> None:
     async def main() -> None:
         timer = gofer.Timer(0.001)
         await channel(timer).recv()
@@ -171,7 +171,7 @@ def test_it_comes_once(procs: int) -> None:
         chosen = await gofer.select(channel(timer).recv(), gofer.sleep(0.005))
         assert chosen.index == 1
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_the_channel_holds_nothing_and_stays_open() -> None:
@@ -257,32 +257,19 @@ def test_a_thread_can_wait_for_it(procs: int) -> None:
 # --- stop() and reset() ---------------------------------------------------------------------------
 
 
-def test_stop_before_it_is_due(procs: int) -> None:
+def test_stop_tells_whether_it_took_the_value_away(procs: int) -> None:
     async def main() -> None:
-        timer = gofer.Timer(0.005)
+        timer = gofer.Timer(0.005)  # still to come
         assert timer.stop() is True
         assert timer.stop() is False
         await gofer.sleep(0.01)
         assert not ready(channel(timer))
-        assert timer.stop() is False
-
-    gofer.run(main, procs=procs)
-
-
-def test_stop_when_it_is_due_but_not_received_takes_the_value_away(procs: int) -> None:
-    async def main() -> None:
-        timer = gofer.Timer(0.001)
+        timer = gofer.Timer(0.001)  # due, not received
         await gofer.sleep(0.005)
         assert timer.stop() is True
         assert not ready(channel(timer))
         assert timer.stop() is False
-
-    gofer.run(main, procs=procs)
-
-
-def test_stop_when_it_has_been_received(procs: int) -> None:
-    async def main() -> None:
-        timer = gofer.Timer(0.001)
+        timer = gofer.Timer(0.001)  # received
         await channel(timer).recv()
         assert timer.stop() is False
 
@@ -326,12 +313,12 @@ def test_reset_under_a_waiting_receiver(procs: int) -> None:
 
 def test_stop_leaves_a_receiver_waiting_and_reset_wakes_it(procs: int) -> None:
     async def main() -> None:
-        timer = gofer.Timer(0.01)
+        timer = gofer.Timer(100_000)
         g = await waiting(channel(timer).recv())
-        if timer.stop():  # else this machine was very slow
-            await gofer.sleep(0.02)
-            assert (g.state, g.wait_reason) == ("waiting", "chan receive")
-            assert timer.reset(0.001) is False
+        assert timer.stop() is True
+        await gofer.sleep(0.002)
+        assert (g.state, g.wait_reason) == ("waiting", "chan receive")
+        assert timer.reset(0.001) is False
         assert isinstance(await g, float)
 
     gofer.run(main, procs=procs)
@@ -347,16 +334,16 @@ def test_after_stop_waiting_for_it_is_a_deadlock(procs: int) -> None:
         gofer.run(main, procs=procs)
 
 
-def test_a_receiver_that_is_cancelled_leaves_the_value(procs: int) -> None:
+def test_a_receiver_that_is_cancelled_leaves_the_value_to_the_next(procs: int) -> None:
     async def main() -> None:
-        start = time.monotonic()
-        timer = gofer.Timer(0.01)
-        end = time.monotonic()
+        timer = gofer.Timer(100_000)
         g = await waiting(channel(timer).recv())
-        if g.cancel():
-            with pytest.raises(gofer.Cancelled):
-                await g
-            assert set_between(0.01, await channel(timer).recv(), start, end)
+        other = await waiting(channel(timer).recv())
+        g.cancel()
+        with pytest.raises(gofer.Cancelled):
+            await g
+        timer.reset(0.001)
+        assert isinstance(await other, float)
 
     gofer.run(main, procs=procs)
 
@@ -413,9 +400,10 @@ def test_a_bad_reset_changes_nothing() -> None:
 
 
 def test_wrong_argument_counts_are_type_errors() -> None:
-    for call in (gofer.Timer, gofer.after, gofer.after_func, gofer.Timer(1).reset):
+    calls: list[Any] = [gofer.Timer, gofer.after, gofer.after_func, gofer.Timer(1).reset]
+    for call in calls:
         with pytest.raises(TypeError):
-            call()  # type: ignore[operator]
+            call()
     with pytest.raises(TypeError):
         gofer.after_func(1)  # type: ignore[call-arg]
 
@@ -639,25 +627,24 @@ def test_reset_calls_it_again_and_the_calls_may_overlap(procs: int) -> None:
 def test_reset_moves_the_call(procs: int) -> None:
     async def main() -> None:
         called = gofer.Chan[float](1)
-        timer = gofer.after_func(0.005, lambda: called.send_nowait(time.monotonic()))
-        start = time.monotonic()
-        if timer.reset(0.02):
-            assert await called.recv() >= start + 0.02
-        timer.reset(100_000)
-        timer.reset(0.005)
-        await called.recv()
+        timer = gofer.after_func(100_000, lambda: called.send_nowait(time.monotonic()))
+        for between in (50_000, 200_000):
+            timer.reset(between)
+            start = time.monotonic()
+            timer.reset(0.005)
+            assert await called.recv() >= start + 0.005
 
     gofer.run(main, procs=procs)
 
 
-def test_a_timer_that_nobody_holds_still_calls(procs: int) -> None:
+def test_a_timer_that_nobody_holds_still_calls() -> None:
     async def main() -> None:
         called = gofer.Chan[int]()
         gofer.after_func(0.005, called.send, 1)
         gc.collect()
         assert await called.recv() == 1  # and no deadlock, as it is to come
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_its_failure_ends_the_run_and_tells_where_it_came_from(procs: int) -> None:
@@ -713,7 +700,7 @@ def test_what_cannot_be_called_is_a_type_error_that_names_it() -> None:
     gofer.run(main)
 
 
-def test_it_sees_the_context_variables_of_the_one_who_asked(procs: int) -> None:
+def test_it_sees_the_context_variables_of_the_one_who_asked() -> None:
     var = contextvars.ContextVar("var", default="none")
 
     async def main() -> None:
@@ -723,7 +710,7 @@ def test_it_sees_the_context_variables_of_the_one_who_asked(procs: int) -> None:
         var.set("now")
         assert await told.recv() == "then"
 
-    gofer.run(main, procs=procs)
+    gofer.run(main)
 
 
 def test_each_call_has_context_variables_of_its_own(procs: int) -> None:

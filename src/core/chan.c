@@ -536,7 +536,8 @@ PyTypeObject ChanOp_Type = {
 
 typedef struct {
     PyObject_HEAD
-    Chan *ch; /* owned */
+    Chan *ch;        /* owned */
+    PyObject *owner; /* owned: the context whose `done` it is */
 } View;
 
 static Chan *chan_of(PyObject *self)
@@ -677,29 +678,30 @@ static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
     return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_relaxed));
 }
 
-static PyObject *view_new(PyTypeObject *type, Chan *ch)
+static PyObject *view_new(PyTypeObject *type, Chan *ch, PyObject *owner)
 {
     View *view = PyObject_GC_New(View, type);
     if (view != NULL) {
         view->ch = (Chan *)Py_NewRef(ch);
+        view->owner = Py_XNewRef(owner);
         PyObject_GC_Track(view);
     }
     return (PyObject *)view;
 }
 
-PyObject *recv_view(Chan *ch)
+PyObject *recv_view(Chan *ch, PyObject *owner)
 {
-    return view_new(&RecvChan_Type, ch);
+    return view_new(&RecvChan_Type, ch, owner);
 }
 
 static PyObject *chan_sender(PyObject *self, void *Py_UNUSED(c))
 {
-    return view_new(&SendChan_Type, chan_of(self));
+    return view_new(&SendChan_Type, chan_of(self), NULL);
 }
 
 static PyObject *chan_receiver(PyObject *self, void *Py_UNUSED(c))
 {
-    return view_new(&RecvChan_Type, chan_of(self));
+    return view_new(&RecvChan_Type, chan_of(self), NULL);
 }
 
 static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
@@ -901,6 +903,7 @@ PyTypeObject TimeChan_Type = {
 static int view_traverse(PyObject *self, visitproc visit, void *arg)
 {
     Py_VISIT(((View *)self)->ch);
+    Py_VISIT(((View *)self)->owner);
     return 0;
 }
 
@@ -909,6 +912,7 @@ static void view_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     Py_TRASHCAN_BEGIN(self, view_dealloc);
     Py_CLEAR(((View *)self)->ch);
+    Py_CLEAR(((View *)self)->owner);
     PyObject_GC_Del(self);
     Py_TRASHCAN_END
 }
@@ -923,7 +927,7 @@ static PyObject *view_compare(PyObject *self, PyObject *other, int op)
 
 static Py_hash_t view_hash(PyObject *self)
 {
-    return _Py_HashPointer(((View *)self)->ch);
+    return (Py_hash_t)((uintptr_t)((View *)self)->ch >> 4);
 }
 
 /* What the other direction has is missed with a reason. */

@@ -104,14 +104,19 @@ static inline void compat_share(PyObject *op)
 #endif
 }
 
-/* The same for an object made just now, which no other thread can have seen: no locked instruction. */
+/* The same for an object made just now, which no other thread can have seen: no locked instruction.
+ * Relaxed atomics, because its memory may have been another object's: CPython reads lists without a lock, so
+ * a reader with a pointer from before may still try to count it up. While ob_ref_shared is 0 it gives up; then
+ * it counts up, sees that the list has changed, and counts down again. */
 static inline void compat_share_new(PyObject *op)
 {
 #ifdef Py_GIL_DISABLED
-    if (op->ob_tid == _Py_ThreadId() && op->ob_ref_shared == 0) {
-        op->ob_ref_shared = _Py_REF_SHARED((Py_ssize_t)op->ob_ref_local, _Py_REF_MERGED);
-        op->ob_ref_local = 0;
-        op->ob_tid = 0;
+    if (__atomic_load_n(&op->ob_tid, __ATOMIC_RELAXED) == _Py_ThreadId() &&
+        __atomic_load_n(&op->ob_ref_shared, __ATOMIC_RELAXED) == 0) {
+        Py_ssize_t merged = _Py_REF_SHARED((Py_ssize_t)op->ob_ref_local, _Py_REF_MERGED);
+        __atomic_store_n(&op->ob_ref_local, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&op->ob_tid, 0, __ATOMIC_RELAXED);
+        __atomic_store_n(&op->ob_ref_shared, merged, __ATOMIC_RELAXED);
     }
 #else
     (void)op;

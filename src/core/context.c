@@ -41,6 +41,8 @@ struct Context {
     uint8_t kind;
     bool in_heap; /* as in time.c */
     bool linked;  /* in parent->children */
+    bool unarmed; /* in the list of those: see arm() */
+    Context *unarmed_prev, *unarmed_next;
     _Atomic bool over;
     Context
         *origin; /* which ended: itself or an ancestor. This and the next two: set before `over` */
@@ -93,10 +95,54 @@ static bool is_over(const Context *c)
 
 /* ---- pins; under the tree's lock. References to drop go to drop_later: call drop_now when it is released ---- */
 
+/* Contexts whose timers should run, but there is no runtime: the next one arms them. It owns nothing: they are
+ * of interest while somebody holds them, or their `done`. Innermost of the locks here. */
+static Lock unarmed_lock;
+static Context *unarmed;
+
+static void unarmed_add(Context *c)
+{
+    lock(&unarmed_lock);
+    if (!c->unarmed) {
+        c->unarmed = true;
+        c->unarmed_prev = NULL;
+        c->unarmed_next = unarmed;
+        if (unarmed != NULL) {
+            unarmed->unarmed_prev = c;
+        }
+        unarmed = c;
+    }
+    unlock(&unarmed_lock);
+}
+
+static void unarmed_remove(Context *c)
+{
+    lock(&unarmed_lock);
+    if (c->unarmed) {
+        c->unarmed = false;
+        if (c->unarmed_prev != NULL) {
+            c->unarmed_prev->unarmed_next = c->unarmed_next;
+        }
+        else {
+            unarmed = c->unarmed_next;
+        }
+        if (c->unarmed_next != NULL) {
+            c->unarmed_next->unarmed_prev = c->unarmed_prev;
+        }
+    }
+    unlock(&unarmed_lock);
+}
+
 static void arm(M *m, Context *c)
 {
     int64_t at = atomic_load(&c->deadline_ns);
-    if (at != TIME_NEVER && !c->in_heap && !is_over(c) && atomic_load(&sched.running) == RUN_ON) {
+    if (at == TIME_NEVER || c->in_heap || is_over(c)) {
+        return;
+    }
+    if (atomic_load(&sched.running) != RUN_ON) {
+        unarmed_add(c);
+    }
+    else {
         c->timer.when_ns = at;
         Py_INCREF(c);
         if (!timer_add(m, &c->timer)) {
@@ -108,6 +154,7 @@ static void arm(M *m, Context *c)
 
 static void disarm(M *m, Context *c)
 {
+    unarmed_remove(c);
     if (c->in_heap && timer_del(&c->timer)) {
         c->in_heap = false;
         drop_later(m, (PyObject *)c);
@@ -285,7 +332,33 @@ void context_dropped(PyObject *owner)
     Context *c = (Context *)owner;
     obj_lock(&c->root->lock);
     c->in_heap = false;
+    if (c->pins > 0 && !is_over(c) && atomic_load(&c->deadline_ns) != TIME_NEVER) {
+        unarmed_add(c);
+    }
     obj_unlock(&c->root->lock);
+}
+
+/* A run begins. */
+void contexts_arm(M *m)
+{
+    for (;;) {
+        lock(&unarmed_lock);
+        Context *c = unarmed;
+        while (c != NULL && !compat_try_incref((PyObject *)c)) {
+            c = c->unarmed_next; /* too late for it */
+        }
+        unlock(&unarmed_lock);
+        if (c == NULL) {
+            return;
+        }
+        unarmed_remove(c);
+        obj_lock(&c->root->lock);
+        if (c->pins > 0) {
+            arm(m, c);
+        }
+        obj_unlock(&c->root->lock);
+        Py_DECREF(c);
+    }
 }
 
 /* The next one that takes it along when it ends. */
@@ -477,6 +550,10 @@ static PyObject *ctx_aexit(PyObject *self, PyObject *const *args, Py_ssize_t nar
     M *m = tls_m;
     G *g = current_g();
     Bind *b = g != NULL ? g->bind : NULL;
+    if ((b == NULL || b->ctx != c) && nargs >= 1 && args[0] == PyExc_GeneratorExit) {
+        return ready_new(
+            Py_False); /* the collector closes a leaked goroutine, whose bindings go with it */
+    }
     if (b == NULL || b->ctx != c) {
         PyErr_Format(PyExc_RuntimeError,
                      "%R is left by another goroutine, or in another order, than it was entered",
@@ -696,7 +773,7 @@ static PyObject *ctx_done(PyObject *self, void *Py_UNUSED(x))
         obj_unlock(&c->root->lock);
         Py_XDECREF(ch);
     }
-    return recv_view(have); /* never changes again */
+    return recv_view(have, self); /* `have` never changes again */
 }
 
 static PyObject *ctx_deadline(PyObject *self, void *Py_UNUSED(x))
@@ -769,6 +846,22 @@ static int ctx_clear(PyObject *self)
         f->pending = false;
         Py_DECREF(f);
     }
+    for (;;) { /* nobody is left who could end it, and so these */
+        obj_lock(&c->root->lock);
+        Context *child = c->children;
+        bool pinned = child != NULL && child->pins > 0;
+        if (child != NULL) {
+            LIST_REMOVE(c->children, child);
+            child->linked = false;
+        }
+        obj_unlock(&c->root->lock);
+        if (child == NULL) {
+            break;
+        }
+        if (pinned) {
+            Py_DECREF(child);
+        }
+    }
     Py_CLEAR(c->cause);
     Py_CLEAR(c->value);
     Py_CLEAR(c->key);
@@ -788,6 +881,7 @@ static void ctx_dealloc(PyObject *self)
         LIST_REMOVE(c->parent->children, c);
     }
     obj_unlock(&c->root->lock);
+    unarmed_remove(c);
     ctx_clear(self);
     Py_CLEAR(c->err);
     Py_CLEAR(c->done);

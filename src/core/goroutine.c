@@ -495,6 +495,26 @@ static bool check_fresh(PyObject *coro)
     return what == NULL;
 }
 
+/* Main has ended, so go() refuses. A goroutine that has not been told so yet (main_ended may not have come to it,
+ * or it has not awaited since) is told here: it did nothing wrong. Sets an exception. */
+static void refuse_go(M *m)
+{
+    G *g = m != NULL ? m->curg : NULL;
+    if (g != NULL) {
+        g_lock(g);
+        if (!g->drained && !g->late) {
+            g->drained = true;
+            atomic_fetch_or(&g->state, G_CANCEL);
+        }
+        g_unlock(g);
+        if (op_raise_if_cancelled(g)) {
+            return;
+        }
+    }
+    PyErr_SetString(PyExc_RuntimeError,
+                    "go() after the main goroutine has ended: the runtime is stopping");
+}
+
 /* go(fn, *args, name=None, **kwargs). Takes `name` out of the keywords; the rest goes to fn. */
 PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames)
@@ -506,11 +526,13 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
-    bool on = atomic_load(&sched.running) == RUN_ON;
-    if (!on || atomic_load(&sched.draining)) {
+    if (atomic_load(&sched.running) != RUN_ON) {
         PyErr_SetString(PyExc_RuntimeError,
-                        on ? "go() after the main goroutine has ended: the runtime is stopping"
-                           : "go() needs a running runtime: call it inside gofer.run(main)");
+                        "go() needs a running runtime: call it inside gofer.run(main)");
+        return NULL;
+    }
+    if (atomic_load(&sched.draining)) {
+        refuse_go(tls_m);
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
@@ -625,8 +647,7 @@ done:
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
-        PyErr_SetString(PyExc_RuntimeError,
-                        "go() after the main goroutine has ended: the runtime is stopping");
+        refuse_go(tls_m);
         return NULL;
     }
     start_g(g, true); /* the run queue's reference; the other is the caller's */
@@ -778,14 +799,15 @@ PyObject *g_result(G *g)
     }
 }
 
-/* True: it will see Cancelled. False: it is dead. */
-bool g_cancel(G *g, PyObject *reason)
+static bool cancel(G *g, PyObject *reason, bool drain)
 {
     g_lock(g);
-    if (g_state(g) == G_DEAD) {
+    bool dead = g_state(g) == G_DEAD;
+    if (dead || (drain && g->drained)) {
         g_unlock(g);
-        return false;
+        return !dead;
     }
+    g->drained |= drain;
     if (reason != NULL && reason != Py_None && g->value == NULL) { /* the first one pending wins */
         g->value = Py_NewRef(reason);
     }
@@ -795,6 +817,17 @@ bool g_cancel(G *g, PyObject *reason)
     g_unlock(g);
     ready_from_user(g, true);
     return true;
+}
+
+/* True: it will see Cancelled. False: it is dead. */
+bool g_cancel(G *g, PyObject *reason)
+{
+    return cancel(g, reason, false);
+}
+
+void g_drain(G *g)
+{
+    cancel(g, NULL, true);
 }
 
 /* ---- looking at a suspended coroutine from outside ---- */
@@ -1077,7 +1110,9 @@ static PyObject *g_repr(PyObject *self)
     PyObject *name = g_name(g), *site = g_created_at(g), *r = NULL;
     if (name != NULL && site != NULL) {
         uint32_t state = g_state(g);
-        const char *how = state == G_WAITING        ? wait_reasons[g->wait_reason]
+        /* by name: gcc takes an atomic that stands as an index for a plain one */
+        int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
+        const char *how = state == G_WAITING        ? wait_reasons[reason]
                           : state != G_DEAD         ? ""
                           : g->end == END_ERROR     ? "failed"
                           : g->end == END_CANCELLED ? "cancelled"

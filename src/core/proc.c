@@ -118,6 +118,14 @@ static void p_give(P *p, M *m)
     atomic_store_explicit(&p->owner, p_owner(m, P_USER), memory_order_release);
 }
 
+/* Give up a P that is in our hands. */
+void p_idle(P *p)
+{
+    lock(&sched.lock);
+    pidle_put(p);
+    unlock(&sched.lock);
+}
+
 P *pidle_get(void)
 {
     P *p = sched.idle_ps;
@@ -271,12 +279,16 @@ void m_fini(M *m)
     m->drops = (Drops){0};
 }
 
-/* Give `p` (in nobody's hands, off the idle list) to an M that sleeps, or to a new one. A new M is
- * counted as spinning if `spinning`, which the caller has added to sched.nmspinning. */
-void start_m(P *p, bool spinning)
+/* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
+ * has added it to sched.nmspinning.
+ * All in one section, because a thread that is no M may be stopped by the kernel anywhere in wakep() while the
+ * run ends and the next begins: it must not have a P in its hands then. That it is counted as spinning does
+ * no harm. It takes that back itself, and a new run does not reset the count. */
+void start_m(bool spinning)
 {
     lock(&sched.lock);
-    M *m = atomic_load(&sched.exiting) ? NULL : idle_m_get();
+    P *p = atomic_load(&sched.exiting) ? NULL : pidle_get();
+    M *m = p != NULL ? idle_m_get() : NULL;
     if (m != NULL) {
         m->nextp = p;
         m->spinning = spinning;
@@ -285,7 +297,7 @@ void start_m(P *p, bool spinning)
         note_wake(&m->note);
         return;
     }
-    if (!atomic_load(&sched.exiting)) {
+    if (p != NULL) {
         int limit = atomic_load(&sched.max_threads);
         m = sched.nm < limit ? m_new() : NULL;
         if (m != NULL) {
@@ -309,15 +321,13 @@ void start_m(P *p, bool spinning)
         }
         if (m == NULL) { /* no place for an exception here: the next M in execute() reports it */
             atomic_store(&sched.thread_limit_hit, limit);
+            pidle_put(p);
         }
-    }
-    if (m == NULL) {
-        if (spinning) {
-            atomic_fetch_sub(&sched.nmspinning, 1);
-        }
-        pidle_put(p);
     }
     unlock(&sched.lock);
+    if (m == NULL && spinning) {
+        atomic_fetch_sub(&sched.nmspinning, 1);
+    }
 }
 
 /* Work has been published: see that an M looks for it. */
@@ -334,15 +344,7 @@ void wakep(void)
             return;
         }
     }
-    lock(&sched.lock);
-    P *p = pidle_get();
-    unlock(&sched.lock);
-    if (p != NULL) {
-        start_m(p, !HAVE_GIL);
-    }
-    else if (!HAVE_GIL) {
-        atomic_fetch_sub(&sched.nmspinning, 1);
-    }
+    start_m(!HAVE_GIL);
 }
 
 void poller_look(int64_t when_ns)
@@ -486,13 +488,12 @@ void handoff_p(M *m)
     P *p = m->p;
     m->p = NULL;
     bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
-    if (timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0) {
-        start_m(p, false);
+    bool work = timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
+    p_idle(p);
+    if (work) {
+        start_m(false);
         return;
     }
-    lock(&sched.lock);
-    pidle_put(p);
-    unlock(&sched.lock);
     atomic_thread_fence(memory_order_seq_cst); /* give up, fence, look: see the top of this file */
     if (missed_work()) {
         wakep();
@@ -884,7 +885,7 @@ static void execute(M *m, G *g, bool inherit)
     m->inherited = inherit;
     slice_mark(m->p);
     if (!inherit) {
-        m->p->tick++;
+        count_add(&m->p->tick, 1);
         atomic_store_explicit(
             &m->p->slice_start_ns, 0,
             memory_order_relaxed); /* local_get starts the clock when it matters */
@@ -1142,7 +1143,7 @@ static G *find_runnable(M *m, bool *inherit)
         }
 
         *inherit = false;
-        if (p->tick % GLOBAL_TICK == 0 &&
+        if (atomic_load_explicit(&p->tick, memory_order_relaxed) % GLOBAL_TICK == 0 &&
             atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
             lock(&sched.lock);
             g = globrunq_get();

@@ -114,13 +114,16 @@ static void leave(void)
     unlock(&sched.lock);
 }
 
-static void cancel_all(bool late_ones_too)
+static void cancel_all(bool again)
 {
     Py_ssize_t n;
     G **all = allgs_snapshot(&n);
     for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-        if (late_ones_too || !all[i]->late) {
+        if (again) {
             g_cancel(all[i], NULL);
+        }
+        else if (!all[i]->late) {
+            g_drain(all[i]);
         }
         Py_DECREF(all[i]);
     }
@@ -301,7 +304,22 @@ int64_t check_dead(void)
 
 /* ---- what an aborted run leaves behind ---- */
 
-static void close_g(M *m, G *g) /* eats the reference; its state is ours to set */
+/* `g` is in our hands, but a foreign thread may look at its frames. */
+static void await_scan(G *g)
+{
+    uint32_t s = atomic_fetch_or(&g->state, G_NOTIFIED) | G_NOTIFIED; /* see give_way_to_scan */
+    do {
+        while (s & G_SCAN) {
+            Py_BEGIN_ALLOW_THREADS
+            usleep(50);
+            Py_END_ALLOW_THREADS
+            s = atomic_load(&g->state);
+        }
+    } while (!atomic_compare_exchange_strong(&g->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING));
+}
+
+static void close_g(M *m,
+                    G *g) /* eats the reference; it is G_RUNNING: nobody looks at its frames */
 {
     PyObject *r =
         g->put_off || g->plain ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
@@ -323,6 +341,7 @@ static void bury_the_rest(M *m)
         for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
             bool inherit;
             for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL; found = true) {
+                await_scan(g);
                 close_g(m, g);
             }
         }
@@ -334,6 +353,7 @@ static void bury_the_rest(M *m)
             if (g == NULL) {
                 break;
             }
+            await_scan(g);
             close_g(m, g);
             found = true;
         }
@@ -341,14 +361,18 @@ static void bury_the_rest(M *m)
         G **all = allgs_snapshot(&n);
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
-            if ((s & G_STATE) == G_WAITING && all[i]->wired == NULL &&
-                atomic_compare_exchange_strong(&all[i]->state, &s, G_RUNNING)) {
-                close_g(m, all[i]);
-                found = true;
+            bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
+            found |= waits; /* if not now, then next time round */
+            if (waits && (s & G_SCAN)) {
+                Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
+                usleep(50);
+                Py_END_ALLOW_THREADS
             }
-            else {
-                Py_DECREF(all[i]);
+            else if (waits && atomic_compare_exchange_strong(
+                                  &all[i]->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING)) {
+                close_g(m, (G *)Py_NewRef((PyObject *)all[i]));
             }
+            Py_DECREF(all[i]);
         }
         PyMem_RawFree(all);
         drop_now(m);
@@ -402,14 +426,12 @@ static void reset_sched(M *m0)
     sched.idle_ms = NULL;
     sched.poller = NULL;
     atomic_store(&sched.poll_until_ns, 0);
-    atomic_store(&sched.nmspinning, 0);
     atomic_store(&sched.next_id, 1);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
     atomic_store(&sched.draining, 0);
     atomic_store(&sched.ending, 0);
-    atomic_store(&sched.exiting, 0);
     atomic_store(&sched.aborted, 0);
     atomic_store(&sched.thread_limit_hit, 0);
     atomic_store(&sched.signalled, 0);
@@ -543,6 +565,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     /* Not start_g(): there is no need for a second M before main has started anything. */
     runq_put(m->p, g, true);
     atomic_store(&sched.running, RUN_ON);
+    p_leave(m);
+    contexts_arm(m);
+    p_enter(m);
     schedule(m);
 
     if (atomic_load(&sched.forked)) {
@@ -834,11 +859,13 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
-        ticks += p->tick;
-        steals += p->nsteal;
-        spills += p->nspill;
+        ticks += (uint64_t)atomic_load_explicit(&p->tick, memory_order_relaxed);
+        steals += (uint64_t)atomic_load_explicit(&p->nsteal, memory_order_relaxed);
+        spills += (uint64_t)atomic_load_explicit(&p->nspill, memory_order_relaxed);
+        lock(&p->timers_lock);
         timers += p->ntimers;
         handoffs += atomic_load(&p->nhandoff);
+        unlock(&p->timers_lock);
     }
     return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
                          (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",

@@ -25,7 +25,7 @@ static bool runq_spill(P *p, G *g, uint32_t head, uint32_t tail)
     for (uint32_t i = 0; i < n; i++) {
         batch[i]->schedlink = batch[i + 1];
     }
-    p->nspill++;
+    count_add(&p->nspill, 1);
     lock(&sched.lock);
     globrunq_put_list(batch[0], batch[n], (int)n + 1);
     unlock(&sched.lock);
@@ -151,7 +151,7 @@ G *runq_steal(P *p, P *victim, bool take_next)
     if (n > 0) {
         atomic_store_explicit(&p->tail, tail + n, memory_order_release);
     }
-    p->nsteal += n + 1;
+    count_add(&p->nsteal, (int)n + 1);
     return g;
 }
 

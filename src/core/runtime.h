@@ -227,6 +227,7 @@ struct G {
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
+    bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -330,9 +331,9 @@ struct P {
     _Atomic(M *) m;          /* who was given it last; sysmon only looks at its clock */
     _Atomic uint32_t slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
-    uint32_t tick; /* slices started */
+    _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
-    uint64_t nsteal, nspill;
+    _Atomic int64_t nsteal, nspill;
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     P *idle_next; /* sched.lock */
 
@@ -469,7 +470,8 @@ void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
-void start_m(P *p, bool spinning); /* see there */
+void start_m(bool spinning); /* an idle P gets an M */
+void p_idle(P *p);            /* on the idle list */
 void handoff_p(M *m);               /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);              /* held in P_RUNNING */
 void slice_mark(P *p);
@@ -681,6 +683,7 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
 void block_interrupt_all(void); /* the runtime has ended */
 extern PyMethodDef block_methods[];
 
+void contexts_arm(M *m);            /* a run begins */
 void bind_inherit(G *g, G *parent); /* a new goroutine in the contexts of the one that starts it */
 void bind_drop_all(G *g);           /* it has ended; P in P_USER */
 int bind_traverse(G *g, visitproc visit, void *arg);
@@ -694,6 +697,7 @@ void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits f
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
+void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */

@@ -158,6 +158,8 @@ void procs_init(M *m0, int n)
     m0->p = sched.allp[0];
     atomic_store(&m0->p->m, m0);
     atomic_store(&m0->p->owner, p_owner(m0, P_RUNNING));
+    /* Not before: a foreign wake-up for the last run may still be under way, and would use its Ps. */
+    atomic_store(&sched.exiting, 0);
     unlock(&sched.lock);
     unlock(&sched.stw_lock);
 }

@@ -135,7 +135,8 @@ static int retake(int64_t now)
             atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
             atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
             seen[i].owner = 0;
-            start_m(p, false);
+            p_idle(p);
+            start_m(false);
             taken++;
             continue;
         }

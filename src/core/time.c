@@ -156,7 +156,7 @@ static PyObject *timechan_reset(PyObject *self, PyObject *args)
 
 static PyObject *timechan_receiver(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    return recv_view((Chan *)self);
+    return recv_view((Chan *)self, NULL);
 }
 
 static PyMethodDef timechan_methods[] = {{"stop", timechan_stop_method, METH_NOARGS, NULL},

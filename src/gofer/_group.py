@@ -2,12 +2,21 @@
 
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 from gofer import _core, context
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
+
+
+def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
+    return exc is not None and not isinstance(exc, (Cancelled, GoExit))
+
+
+async def _begin(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    await _core.sleep(0)  # it may have been cancelled before it began, or before its turn came
+    return await _call(fn, *args, **kwargs)
 
 
 class Group:
@@ -31,6 +40,7 @@ class Group:
         self._permits = _core.Semaphore(limit) if limit is not None else None
         self._collapse = collapse
         self._running = WaitGroup()
+        self._ending: set[_core.Goroutine[Any]] = set()  # counted down, but not quite dead
         self._failed: list[_core.Goroutine[Any]] = []
         self._context: context.Context | None = None
         self._state = "new"
@@ -77,30 +87,34 @@ class Group:
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        me = _core.current()
+        assert me is not None
         try:
             # For good, and without an edge where the end of the context would be quiet: one that is
             # cancelled shall say so. (go() may have been called by one who is not in the context.)
             await self.context.__aenter__()
             if self._permits is None:
-                await _core.sleep(0)  # go_here() always begins: was it cancelled before?
-                return await _call(fn, *args, **kwargs)
+                return await _begin(fn, args, kwargs)
             async with self._permits:
-                return await _call(fn, *args, **kwargs)
+                return await _begin(fn, args, kwargs)
         except (Cancelled, GoExit):
             raise
         except BaseException as exc:
-            me = _core.current()
-            assert me is not None
             self._failed.append(me)
             self.context.cancel(exc)
             raise
         finally:
+            for g in self._ending.copy():
+                if g.done():
+                    self._ending.discard(g)
+            self._ending.add(me)
             self._running.done()
 
     async def _all_ended(self) -> None:
         await self._running.wait()
-        while not all(g.done() for g in self._failed):  # they are about to
+        while not all(g.done() for g in self._ending):
             await _core.gosched()
+        await _core.sleep(0)  # an outer context that ended them may be over for us too: say so
 
     async def _all_ended_at_last(self) -> Cancelled | None:
         """Whatever comes: nobody may outlive the block. Returns a cancel() that came meanwhile."""
@@ -144,9 +158,8 @@ class Group:
         self._state = "closed"
         quiet = await ctx.__aexit__(type(body) if body else None, body, tb)
         errors = [e for g in self._failed if (e := g.exception()) is not None]
-        if body is not None and not isinstance(body, (Cancelled, GoExit)):
-            if not any(body is e for e in errors):  # it may have awaited the one that failed
-                errors.append(body)
+        if _is_failure(body) and not any(body is e for e in errors):  # it may have awaited that one
+            errors.append(body)
         if errors:
             self._failed.clear()
             if self._collapse and len(errors) == 1:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from gofer import _asyncgen, _core
+from gofer import _asyncgen, _core, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
@@ -202,9 +202,11 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    Our own threads, idle when this is asked, have no Python frame; only the one in run() has, and
-    the one that runs this.
+    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
+    Python frame; only the one in run() has, and the one that runs this.
     """
+    if signals.awaited():
+        return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
     return not sys._current_frames().keys() <= ours
 

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _hooks
+from gofer import _asyncgen, _cgroup, _core, _hooks, signals
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -149,7 +149,12 @@ def run(
     coro = _as_coroutine(main, args)
     interrupts = _Interrupts()
     try:
-        with interrupts, _asyncgen.hooks_restored(), _signal_pipe() as pipe:
+        with (
+            interrupts,
+            _asyncgen.hooks_restored(),
+            signals.contexts_stopped(),
+            _signal_pipe() as pipe,
+        ):
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
     except Cancelled as exc:

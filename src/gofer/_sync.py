@@ -6,7 +6,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, overload
 
 from gofer import _core
 from gofer._hooks import is_async
@@ -109,7 +109,11 @@ class Once:
                     self._done = True
 
 
-def once_value(fn: Callable[[], Awaitable[T] | T]) -> Callable[[], Coroutine[Any, Any, T]]:
+@overload
+def once_value(fn: Callable[[], Awaitable[T]]) -> Callable[[], Coroutine[Any, Any, T]]: ...
+@overload
+def once_value(fn: Callable[[], T]) -> Callable[[], Coroutine[Any, Any, T]]: ...
+def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
     """Make `fn`, plain or async, a function that is called once and gives its result for ever.
 
     If it raises, every caller gets that exception.
@@ -118,29 +122,29 @@ def once_value(fn: Callable[[], Awaitable[T] | T]) -> Callable[[], Coroutine[Any
     >>> value = await config()
     """
     once = Once()
-    call: Callable[[], Awaitable[T] | T] | None = fn  # not kept when it has been called
-    value: list[T] = []
+    call: Callable[[], Any] | None = fn  # not kept when it has been called
+    value: Any = None
     error: BaseException | None = None
     traceback: types.TracebackType | None = None  # each raise would add to the exception's own
 
     async def run() -> None:
-        nonlocal call, error, traceback
+        nonlocal call, value, error, traceback
         assert call is not None
         try:
-            value.append(cast(T, await _call(call)))
+            value = await _call(call)
         except BaseException as exc:
             error, traceback = exc, exc.__traceback__
         finally:
             call = None
 
     @functools.wraps(fn)
-    async def get() -> T:
+    async def get() -> Any:
         await once.do(run)
         if error is not None:
             raise error.with_traceback(traceback)
-        return value[0]
+        return value
 
-    del get.__wrapped__  # type: ignore[attr-defined]  # that is `fn`
+    del get.__wrapped__  # that is `fn`
     return get
 
 

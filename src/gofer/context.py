@@ -65,6 +65,8 @@ def with_timeout(s: float, parent: Context | None = None) -> Context:
     >>> async with context.with_timeout(1.5):
     ...     await work()
     """
+    if s is None:  # which the engine takes for no limit
+        raise TypeError("with_timeout() needs a number of seconds, not None: use with_cancel()")
     return _core.context(_DEADLINE, parent, s, None, None)
 
 

@@ -5,10 +5,11 @@
 <Signals.SIGTERM: 15>
 """
 
+import contextlib
 import signal
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gofer import _core, context
@@ -20,6 +21,7 @@ __all__ = ["notify", "notify_context", "stop"]
 _lock = threading.RLock()  # a handler may run while this thread holds it
 _listeners: dict[int, list[Chan[signal.Signals]]] = {}
 _before: dict[int, Any] = {}  # the handlers that were there
+_of_contexts: set[RecvChan[signal.Signals]] = set()  # those that nobody but us can stop
 
 
 def _deliver(signum: int, frame: types.FrameType | None) -> None:
@@ -102,6 +104,7 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
     _check(signals)
     ctx = context.with_cancel(parent)
     ch = notify(*signals)
+    _of_contexts.add(ch)
 
     async def watch() -> None:
         try:
@@ -111,6 +114,25 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
                 ctx.cancel(f"{chosen.value.name} signal received")
         finally:
             stop(ch)
+            _of_contexts.discard(ch)
 
     _core.go(watch, name="signals.notify_context")
     return ctx
+
+
+# --- For the runtime ------------------------------------------------------------------------------
+
+
+def awaited() -> bool:
+    """Whether a signal could still wake a goroutine: then there is no deadlock."""
+    return bool(_listeners)
+
+
+@contextlib.contextmanager
+def contexts_stopped() -> Iterator[None]:
+    """For the thread in run(): what notify_context() listens to, it listens to no longer."""
+    try:
+        yield
+    finally:
+        while _of_contexts:
+            stop(_of_contexts.pop())

@@ -690,6 +690,7 @@ static void execute(M *m, G *g, bool inherit)
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
     if (!inherit) {
+        m->ops_left = m->ops_step = 0;
         count_add(&m->p->tick, 1);
         atomic_store_explicit(
             &m->p->slice_start_ns, 0,

@@ -305,8 +305,8 @@ static void bury_the_rest(M *m)
                 usleep(50);
                 Py_END_ALLOW_THREADS
             }
-            else if (waits && atomic_compare_exchange_strong(
-                                  &all[i]->state, &s, (s & G_MARKS) | G_RUNNING)) {
+            else if (waits && atomic_compare_exchange_strong(&all[i]->state, &s,
+                                                             (s & G_MARKS) | G_RUNNING)) {
                 close_g(m, (G *)Py_NewRef((PyObject *)all[i]));
             }
             Py_DECREF(all[i]);

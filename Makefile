@@ -78,7 +78,7 @@ demo: $(VENV)/.installed ## see it work
 PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 
 .PHONY: test
-test: ROUNDS ?= 1000
+test: ROUNDS ?= 300
 test: $(VENV)/.installed $(VENV)/.group-test ## run all tests, the stress tests for a short while
 	$(PYTEST)
 

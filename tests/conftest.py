@@ -23,6 +23,12 @@ def pytest_configure() -> None:
     support.real_stderr = os.dup(2)  # output is not captured yet
 
 
+def pytest_collection_finish() -> None:
+    """Each test collects its garbage: what was there before need not be looked at every time."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(params=[1, 2, 4, 8], ids="procs={}".format)
 def procs(request: pytest.FixtureRequest) -> int:
     """How many Ps: behaviour must not depend on it."""

@@ -22,7 +22,6 @@ import pytest
 import gofer
 from gofer import _core
 from tests.support import (
-    FREE_THREADED,
     RING_SIZE,
     SANITIZED,
     give,
@@ -725,7 +724,6 @@ def test_stack_of_oneself_and_of_the_dead_and_of_the_unborn() -> None:
     gofer.run(main, procs=1)
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL no other goroutine runs meanwhile")
 def test_stack_of_one_that_runs_on_another_thread_is_empty() -> None:
     stop = False
 
@@ -880,7 +878,6 @@ def test_gosched_goes_behind_all_that_are_runnable() -> None:
     assert order == ["c0", "a0", "b0", "c1", "a1", "b1", "c2", "a2", "b2"]
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL one thread runs at a time")
 def test_work_spreads_over_all_ps() -> None:
     ran_on: list[int] = []
 

@@ -389,7 +389,7 @@ gofer.run(main)
 """
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL it is always 1")
+@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL the default is 1 and follows nothing")
 @needs_two_cpus
 def test_follows_the_affinity_mask_while_running() -> None:
     body = """
@@ -403,7 +403,6 @@ def test_follows_the_affinity_mask_while_running() -> None:
     assert run_program(FOLLOW.format(body=body)).check() == "followed\n"
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL it is always 1")
 @needs_two_cpus
 @pytest.mark.parametrize("how", ["gomaxprocs(len(mask))", "gomaxprocs(3)"])
 def test_after_an_explicit_gomaxprocs_it_stays(how: str) -> None:
@@ -418,7 +417,6 @@ def test_after_an_explicit_gomaxprocs_it_stays(how: str) -> None:
     assert run_program(FOLLOW.format(body=body)).check() == "stayed\n"
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL it is always 1")
 @needs_two_cpus
 @pytest.mark.parametrize("how", ["environment", "procs"])
 def test_what_was_asked_for_at_the_start_stays(how: str) -> None:

@@ -578,7 +578,7 @@ def test_an_outer_context_cancels_it_and_goes_on_outward(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
-def test_a_failure_while_an_outer_timeout_passes_is_not_lost(procs: int) -> None:
+def test_a_failure_after_the_end_of_an_outer_context_is_not_lost(procs: int) -> None:
     async def fails_late() -> None:
         try:
             await gofer.sleep(100_000)
@@ -586,8 +586,10 @@ def test_a_failure_while_an_outer_timeout_passes_is_not_lost(procs: int) -> None
             raise KeyError("late")
 
     async def block() -> None:
-        async with gofer.timeout(0.002), gofer.Group() as g:
-            g.go(fails_late)
+        ctx = context.with_cancel()
+        async with ctx, gofer.Group() as g:
+            await parked(g.go(fails_late))
+            ctx.cancel()
             await gofer.sleep(100_000)
 
     async def main() -> None:

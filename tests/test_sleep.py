@@ -12,7 +12,7 @@ import pytest
 
 import gofer
 from gofer import _core
-from tests.support import FREE_THREADED, RING_SIZE, TINY, parked, sleep_long, spin, thread, until
+from tests.support import RING_SIZE, TINY, parked, sleep_long, spin, thread, until
 
 
 def test_never_returns_early(procs: int) -> None:
@@ -254,7 +254,6 @@ def test_a_new_earliest_timer_wakes_an_idle_runtime(procs: int) -> None:
     assert gofer.run(main, procs=procs) < 5
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL others run only if this one lets them")
 @pytest.mark.parametrize("procs", [2, 4])
 def test_the_timers_of_a_busy_p_are_served_by_others(procs: int) -> None:
     """The sleeper's timer is in the heap of the P that the hog keeps."""
@@ -279,7 +278,6 @@ def test_the_timers_of_a_busy_p_are_served_by_others(procs: int) -> None:
     assert gofer.run(main, procs=procs) < 0.4
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL others run only if this one lets them")
 def test_a_timer_set_just_before_a_hog_begins_is_served() -> None:
     woken: list[float] = []
 

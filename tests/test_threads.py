@@ -13,11 +13,6 @@ import gofer
 from gofer import _core
 from tests.support import FREE_THREADED, give, os_threads, spin, thread, until
 
-needs_parallel_threads = pytest.mark.skipif(
-    not FREE_THREADED, reason="with the GIL one thread runs Python code at a time"
-)
-
-
 # --- How many -------------------------------------------------------------------------------------
 
 
@@ -168,7 +163,6 @@ def test_main_runs_on_the_thread_that_called_run(procs: int) -> None:
     assert gofer.run(main, procs=procs) == {threading.get_ident()}
 
 
-@needs_parallel_threads
 def test_main_goes_elsewhere_if_its_thread_is_hogged_and_comes_back() -> None:
     own = threading.get_ident()
     hogged = False
@@ -228,7 +222,6 @@ def test_current_thread_is_usable_in_goroutines(procs: int) -> None:
 # --- Parallel -------------------------------------------------------------------------------------
 
 
-@needs_parallel_threads
 @pytest.mark.parametrize("n", [2, 4])
 def test_goroutines_run_in_parallel(n: int) -> None:
     """Each waits for its turn without giving way: on fewer threads than n this never ends."""
@@ -251,7 +244,6 @@ def test_goroutines_run_in_parallel(n: int) -> None:
     assert turn == 50 * n
 
 
-@needs_parallel_threads
 def test_two_busy_goroutines_overlap() -> None:
     spans: list[tuple[float, float]] = []
 
@@ -270,7 +262,6 @@ def test_two_busy_goroutines_overlap() -> None:
     assert max(start_a, start_b) < min(end_a, end_b)
 
 
-@needs_parallel_threads
 def test_one_busy_goroutine_uses_one_cpu_however_many_ps_there_are() -> None:
     async def main() -> float:
         before = resource.getrusage(resource.RUSAGE_SELF)
@@ -345,7 +336,7 @@ def test_a_program_that_waits_for_a_foreign_thread_uses_little_cpu(procs: int) -
     assert used[0] < 0.1
 
 
-@needs_parallel_threads
+@pytest.mark.skipif(not FREE_THREADED, reason="this Python always has the GIL")
 def test_the_gil_stays_off_while_goroutines_run() -> None:
     async def worker() -> bool:
         time.sleep(0.001)

@@ -323,3 +323,15 @@ def test_outside_a_goroutine_it_is_a_runtime_error() -> None:
             await until(lambda: not t.is_alive())
 
     gofer.run(main)
+
+
+def test_it_is_for_one_block(procs: int) -> None:
+    async def main() -> None:
+        limit = gofer.timeout(10)
+        async with limit:
+            pass
+        with pytest.raises(RuntimeError, match="make a new one"):
+            async with limit:
+                pass
+
+    gofer.run(main, procs=procs)

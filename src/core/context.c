@@ -42,6 +42,7 @@ struct Context {
     bool in_heap; /* as in time.c */
     bool linked;  /* in parent->children */
     bool unarmed; /* in the list of those: see arm() */
+    bool used;    /* TIMEOUT: its block has been left */
     Context *unarmed_prev, *unarmed_next;
     _Atomic bool over;
     Context
@@ -506,6 +507,10 @@ static PyObject *ctx_aenter(PyObject *self, PyObject *Py_UNUSED(a))
         return NULL;
     }
     Context *c = (Context *)self;
+    if (c->used) {
+        PyErr_SetString(PyExc_RuntimeError, "a timeout() is for one block: make a new one");
+        return NULL;
+    }
     PyObject *op = look(c) < 0 ? NULL : ready_new(self);
     if (op != NULL) {
         Bind *b = bind_new(tls_m, g, c);
@@ -571,6 +576,7 @@ static PyObject *ctx_aexit(PyObject *self, PyObject *const *args, Py_ssize_t nar
     if (c->kind == TIMEOUT) { /* it was for this block, not for what the block has started */
         obj_lock(&c->root->lock);
         atomic_store(&c->deadline_ns, TIME_NEVER);
+        c->used = true;
         disarm(m, c);
         obj_unlock(&c->root->lock);
     }

@@ -58,6 +58,8 @@ PySendResult op_yield(G *g, PyObject **result)
     return op_suspend(g, WAIT_NONE, result);
 }
 
+/* Looks at once when a slice begins, then ever less often, down to every 64th operation; but at the next one if
+ * the last look is long ago. */
 bool op_slice_over_slow(M *m)
 {
     P *p = m->p; /* somebody may have taken it: then this only looks at a clock that is not ours */
@@ -65,6 +67,10 @@ bool op_slice_over_slow(M *m)
         return true;
     }
     int64_t now = coarse_nanotime();
+    m->ops_step = now - m->ops_looked_ns > SLICE_NS / 4 ? 0 : m->ops_step * 2 + 1;
+    m->ops_step = m->ops_step > 63 ? 63 : m->ops_step;
+    m->ops_left = m->ops_step;
+    m->ops_looked_ns = now;
     int64_t start = atomic_load_explicit(&p->slice_start_ns, memory_order_relaxed);
     if (start == 0) {
         atomic_store_explicit(&p->slice_start_ns, now, memory_order_relaxed);

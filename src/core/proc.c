@@ -885,6 +885,7 @@ static void execute(M *m, G *g, bool inherit)
     m->inherited = inherit;
     slice_mark(m->p);
     if (!inherit) {
+        m->ops_left = m->ops_step = 0;
         count_add(&m->p->tick, 1);
         atomic_store_explicit(
             &m->p->slice_start_ns, 0,

@@ -315,7 +315,7 @@ static void await_scan(G *g)
             Py_END_ALLOW_THREADS
             s = atomic_load(&g->state);
         }
-    } while (!atomic_compare_exchange_strong(&g->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING));
+    } while (!atomic_compare_exchange_strong(&g->state, &s, (s & G_MARKS) | G_RUNNING));
 }
 
 static void close_g(M *m,
@@ -368,8 +368,8 @@ static void bury_the_rest(M *m)
                 usleep(50);
                 Py_END_ALLOW_THREADS
             }
-            else if (waits && atomic_compare_exchange_strong(
-                                  &all[i]->state, &s, (s & (G_CANCEL | G_LOCK)) | G_RUNNING)) {
+            else if (waits && atomic_compare_exchange_strong(&all[i]->state, &s,
+                                                             (s & G_MARKS) | G_RUNNING)) {
                 close_g(m, (G *)Py_NewRef((PyObject *)all[i]));
             }
             Py_DECREF(all[i]);

@@ -290,11 +290,12 @@ struct M {
     bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
-    uint32_t nops; /* operations that did not suspend: see op_slice_over */
-    P *p;          /* written by this M only; see p_enter for what it is worth */
-    P *nextp;      /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;       /* owned while set */
-    G *wired;      /* the goroutine that is wired to it; borrowed */
+    uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
+    int64_t ops_looked_ns;
+    P *p;     /* written by this M only; see p_enter for what it is worth */
+    P *nextp; /* sched.lock until the note is woken: handed over by start_m */
+    G *curg;  /* owned while set */
+    G *wired; /* the goroutine that is wired to it; borrowed */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -627,7 +628,7 @@ static inline bool op_cancel_pending(G *g)
 /* An operation that completes at once is a scheduling point too: now and then see whether the slice is over. */
 static inline bool op_slice_over(M *m)
 {
-    return m != NULL && unlikely(++m->nops % 64 == 0) && op_slice_over_slow(m);
+    return m != NULL && unlikely(m->ops_left-- == 0) && op_slice_over_slow(m);
 }
 
 static inline Who who_g(G *g)

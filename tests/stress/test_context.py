@@ -80,7 +80,13 @@ def test_simultaneous_cancels_of_a_tree(procs: int) -> None:
 
 def test_err_set_means_done_closed(procs: int) -> None:
     async def look(ctx: Context) -> None:
-        while not is_over(ctx):
+        done = ctx.done  # asking for it later would wait for the one who ends it
+        while True:
+            for _ in range(100):
+                if ctx.err() is not None:
+                    assert done.closed
+                    assert is_over(ctx)
+                    return
             await gofer.gosched()
 
     async def main() -> None:

@@ -132,3 +132,25 @@ def test_goroutines_that_end_together_with_main(procs: int) -> None:
 
     for _ in rounds():
         assert gofer.run(main, procs=procs) == "done"
+
+
+def test_who_starts_others_for_ever_is_cancelled_like_anybody(procs: int) -> None:
+    """Not told that the runtime stops before it is told that it is cancelled."""
+
+    async def nothing() -> None:
+        pass
+
+    async def spawner() -> None:
+        while True:
+            await gofer.gosched()
+            gofer.go(nothing)
+
+    async def main() -> str:
+        for _ in range(4):
+            gofer.go(spawner)
+        for _ in range(20):
+            await gofer.gosched()
+        return "done"
+
+    for _ in rounds():
+        assert gofer.run(main, procs=procs) == "done"

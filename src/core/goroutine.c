@@ -397,13 +397,16 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     return call;
 }
 
-/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say), it is run here too. */
+/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say) or an operation (of
+ * `ch.send`), it is run here too: nobody else will. */
 PyObject *g_call_plain(G *g)
 {
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    return result != NULL && PyCoro_CheckExact(result) ? block_plain(tls_m, result) : result;
+    bool goes_on =
+        result != NULL && (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
+    return goes_on ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until

@@ -263,7 +263,7 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
     }
     M *m = tls_m;
     if (m != NULL && m->curg != NULL && m->curg->plain) {
-        if (atomic_load(&m->plain) == PLAIN_ORPHAN) {
+        if (atomic_load(&m->user) == USER_ORPHAN) {
             PyErr_SetString(PyExc_RuntimeError, "block(): the runtime of this goroutine has ended");
             return NULL;
         }
@@ -296,7 +296,8 @@ PyDoc_STRVAR(
     block_doc,
     "block(op, /, timeout=None)\n--\n\n"
     "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
-             "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation is "
+    "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation "
+    "is "
     "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
 
 PyMethodDef block_methods[] = {

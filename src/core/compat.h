@@ -20,6 +20,9 @@
 #define HAVE_GIL 1
 #endif
 
+/* sys.monitoring, which can stop code at a bytecode boundary. */
+#define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
+
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)
 {
@@ -50,6 +53,40 @@ static inline void compat_raise(PyObject *exc)
     PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(exc)), exc, PyException_GetTraceback(exc));
 #endif
 }
+
+/* Whether that thread, any thread, is not attached to Python: does not have the GIL, if there is one. It may be
+ * otherwise a moment later. One that a collection has stopped is not detached. */
+static inline bool compat_detached(PyThreadState *ts)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return __atomic_load_n(&ts->state, __ATOMIC_ACQUIRE) == 0; /* _Py_THREAD_DETACHED */
+#elif PY_VERSION_HEX >= 0x030C0000
+    return !ts->_status.active;
+#else
+    return _PyThreadState_UncheckedGet() != ts; /* of the process, up to 3.11 */
+#endif
+}
+
+#ifdef Py_GIL_DISABLED
+/* Does a thread get to bytecode boundaries, or is it in a long call of C code? compat_probe() sets a bit that the
+ * interpreter clears there: _PY_EVAL_EXPLICIT_MERGE_BIT, which has it merge reference counts that other threads left
+ * for it, if any. compat_probe_waits(): it has not been there yet. The bits are those of 3.13 and 3.14. */
+#if PY_VERSION_HEX >= 0x030F0000
+#error "see whether pycore_ceval.h still has this bit"
+#endif
+enum { COMPAT_PROBE_BIT = 1 << 6 };
+
+static inline void compat_probe(PyThreadState *ts)
+{
+    __atomic_fetch_or(&ts->eval_breaker, COMPAT_PROBE_BIT, __ATOMIC_SEQ_CST);
+}
+
+static inline bool compat_probe_waits(PyThreadState *ts)
+{
+    return !compat_detached(ts) &&
+           (__atomic_load_n(&ts->eval_breaker, __ATOMIC_ACQUIRE) & COMPAT_PROBE_BIT) != 0;
+}
+#endif
 
 /* The context the running code sees: borrowed, NULL if this thread never had one. There is no
  * public way to look at it without copying it, and `go` must look on every call. */

@@ -64,6 +64,7 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
+        {"Interrupted", &hooks.Interrupted},
         {"last_chance", &hooks.last_chance},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {

@@ -94,6 +94,10 @@ bool op_raise_if_cancelled(G *g)
         context_raise(g); /* again and again, as long as it is bound to that context */
         return true;
     }
+    if (unlikely(g_state(g) == G_DEAD)) { /* run() did not wait for it */
+        PyErr_SetNone(hooks.Cancelled);
+        return true;
+    }
     g_lock(g);
     PyObject *reason = g->value;
     g->value = NULL;

@@ -272,6 +272,9 @@ void m_fini(M *m)
         Py_CLEAR(m->context);
     }
     tls_m = NULL;
+    lock(&sched.lock);
+    m->ts = NULL;
+    unlock(&sched.lock);
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
@@ -452,9 +455,11 @@ static void stop_m(M *m)
 
     if (m == sched.m0) {
         int64_t soon = sched.signal_pipe ? TIME_NEVER : nanotime() + SIGNAL_LOOK_NS;
-        int64_t plain = abandon();
         until = soon < until ? soon : until;
-        until = plain < until ? plain : until;
+    }
+    if (unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        int64_t again = hurry();
+        until = again < until ? again : until;
     }
 
     bool woken;
@@ -564,12 +569,42 @@ static void hand_to_wired(M *m, G *g)
     unlock(&sched.lock);
 }
 
-/* Suspended in block(): the thread sleeps until the goroutine is woken and has a P again. */
-void park_wired(M *m, G *g)
+/* ---- slices ---- */
+
+static void slice_mark(P *p) /* by its owner, in P_RUNNING */
 {
+    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
+/* P in P_RUNNING. */
+void slice_begin(M *m)
+{
+    slice_mark(m->p);
+    m->ops_left = m->ops_step = 0;
+    count_add(&m->p->tick, 1);
+    atomic_store_explicit(&m->p->slice_start_ns, 0,
+                          memory_order_relaxed); /* local_get starts the clock when it matters */
+}
+
+/* Out of user code: the P, if it is still ours, is held in P_RUNNING. */
+void slice_end(M *m)
+{
+    if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
+        preempt_forget(m);
+    }
     if (p_enter(m)) {
         slice_mark(m->p);
     }
+}
+
+/* Suspended in block(): the thread sleeps until the goroutine is woken and has a P again. */
+void park_wired(M *m, G *g)
+{
+    if (unlikely(atomic_load(&sched.draining)) && !user_leave(m)) {
+        return; /* an orphan: whatever it waits for raises */
+    }
+    slice_end(m);
     uint32_t s = atomic_load(&g->state);
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
     do {
@@ -591,13 +626,33 @@ void park_wired(M *m, G *g)
     s = atomic_load(&g->state); /* runnable; if the runtime ends, perhaps still waiting */
     while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
     }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    atomic_store(&m->user, USER_RUNS);
     if (m->p != NULL) {
-        slice_mark(m->p);
+        slice_begin(m);
         p_leave(m);
         Py_DECREF(g); /* the run queue's; not the last */
     }
     else {
         atomic_fetch_or(&g->state, G_CANCEL); /* aborted: let it unwind */
+    }
+}
+
+void park_stopped(M *m, G *g)
+{
+    bool wired = m->wired == g;
+    P *p = m->p;
+    if (p != NULL) { /* perhaps no longer ours: then it was a hand-off, nearly stopped */
+        atomic_fetch_add_explicit(&p->npreempt, 1, memory_order_relaxed);
+    }
+    g->stopped = true;
+    g->wired = m;
+    m->wired = g;
+    park_wired(m, g);
+    g->stopped = false;
+    if (!wired) {
+        g->wired = NULL;
+        m->wired = NULL;
     }
 }
 
@@ -624,7 +679,7 @@ static void *m_main(void *arg)
     m_fini(m);
     PyGILState_Release(gil);
     lock(&sched.lock);
-    bool orphan = atomic_load(&m->plain) == PLAIN_ORPHAN;
+    bool orphan = atomic_load(&m->user) == USER_ORPHAN;
     if (!orphan) {
         sched.nm--;
     }
@@ -859,17 +914,18 @@ static void give_way_to_scan(M *m, G *g)
     p_enter(m);
 }
 
-void slice_mark(P *p) /* by its owner, in P_RUNNING */
+/* run() did not wait for `g`, and is about to declare it dead, or has. */
+static void orphan_end(M *m, G *g)
 {
-    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
-}
-
-/* The function has returned. False: too late, see abandon() in run.c. */
-static bool plain_end(M *m)
-{
-    uint8_t runs = PLAIN_RUNS;
-    return atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_NONE);
+    Py_BEGIN_ALLOW_THREADS
+    while (g_state(g) != G_DEAD) {
+        usleep(50);
+    }
+    Py_END_ALLOW_THREADS
+    m->curg = NULL;
+    m->wired = NULL;
+    g_drop_coro(g);
+    Py_DECREF(g);
 }
 
 /* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
@@ -883,14 +939,13 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
-    slice_mark(m->p);
-    if (!inherit) {
-        m->ops_left = m->ops_step = 0;
-        count_add(&m->p->tick, 1);
-        atomic_store_explicit(
-            &m->p->slice_start_ns, 0,
-            memory_order_relaxed); /* local_get starts the clock when it matters */
+    if (inherit) {
+        slice_mark(m->p);
     }
+    else {
+        slice_begin(m);
+    }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
 
     p_leave(m);
     if (m->drops.n > 0) {
@@ -903,8 +958,8 @@ static void execute(M *m, G *g, bool inherit)
     if (unlikely(g->plain)) {
         g->wired = m;
         m->wired = g;
-        atomic_store(&m->plain, PLAIN_RUNS);
     }
+    atomic_store_explicit(&m->user, USER_RUNS, memory_order_release);
     if (unlikely(g == sched.main_g)) {
         g->roam = false;
     }
@@ -924,12 +979,15 @@ static void execute(M *m, G *g, bool inherit)
         value = compat_take_exception();
         end = classify(value);
     }
-    m->curg = NULL;
-    if (unlikely(g->plain) && !plain_end(m)) {
-        Py_XDECREF(value); /* run() did not wait for it, and has declared it dead */
-        Py_DECREF(g);
+    if (likely(!atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        atomic_store_explicit(&m->user, USER_NONE, memory_order_relaxed);
+    }
+    else if (!user_leave(m)) {
+        Py_XDECREF(value);
+        orphan_end(m, g);
         return;
     }
+    m->curg = NULL;
     if (unlikely(m->wired == g && end != END_NONE)) {
         m->ends = g->locks > 0 && m != sched.m0;
         m->wired = NULL;
@@ -942,17 +1000,13 @@ static void execute(M *m, G *g, bool inherit)
         return; /* schedule() leaves too */
     }
     if (end == END_NONE) {
-        if (p_enter(m)) {
-            slice_mark(m->p);
-        }
+        slice_end(m);
         park_or_requeue(m, g);
         return;
     }
     g_drop_coro(g);
     bool is_main = g == sched.main_g;
-    if (p_enter(m)) {
-        slice_mark(m->p);
-    }
+    slice_end(m);
     g_finish(m, g, end, value);
     drop_later(m, (PyObject *)g);
     if (unlikely(is_main || atomic_load(&sched.counting))) {
@@ -1280,7 +1334,7 @@ void schedule(M *m)
         }
         execute(m, g, inherit);
         if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed) ||
-                     atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN)) {
+                     atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN)) {
             return;
         }
         if (unlikely(m->ends)) {

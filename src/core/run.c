@@ -164,67 +164,153 @@ void some_g_ended(void)
     }
 }
 
-/* ---- plain goroutines that do not come back ---- */
+/* ---- goroutines that do not come back ---- */
 
-#define GRACE_NS 100000000LL /* how long a plain function may take to notice that main has ended */
+/* A goroutine in user code hears of its cancellation at its next operation, which may never come. So, when main
+ * has ended and some time has passed, the exception is raised in its thread, at the next bytecode boundary. One that
+ * does not reach one either sits in foreign code: run() returns without it (not if it is on M0, which is
+ * the thread of run()), and its thread ends when it comes back. */
 
-static int64_t drain_since_ns;
+#define GRACE_NS 100000000LL
 
-/* Main has ended, and M0 has nothing to do. If all that is left are plain functions that have been running since,
- * leave without them: their threads end when they return. */
-int64_t abandon(void)
+static _Atomic int64_t drain_since_ns;
+static _Atomic bool hurrying;
+
+bool user_leave(M *m)
 {
-    if (!atomic_load(&sched.draining) || atomic_load(&sched.exiting)) {
-        return TIME_NEVER;
+    for (;;) {
+        uint8_t was = USER_RUNS;
+        if (atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            return true;
+        }
+        if (was == USER_ORPHAN) {
+            return false;
+        }
+        if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            PyThreadState_SetAsyncExc(m->ident, NULL);  /* not raised yet: take it back ... */
+            atomic_fetch_or(&m->curg->state, G_CANCEL); /* ... and be cancelled as usual */
+            return true;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50); /* USER_TELLING */
+        Py_END_ALLOW_THREADS
     }
-    int64_t now = nanotime();
-    if (drain_since_ns == 0) {
-        drain_since_ns = now;
+}
+
+/* interrupted(): the exception is being raised in this thread. */
+static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    uint8_t told = USER_TOLD;
+    while (m != NULL && !atomic_compare_exchange_strong(&m->user, &told, USER_RUNS) &&
+           told == USER_TELLING) {
+        told = USER_TOLD;
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50);
+        Py_END_ALLOW_THREADS
     }
-    if (now < drain_since_ns + GRACE_NS) {
-        return drain_since_ns + GRACE_NS;
+    Py_RETURN_NONE;
+}
+
+/* Of an M in USER_TELLING, which therefore stays in user code: raise Cancelled there. Not if its goroutine has
+ * heard of it and cleans up, unless `force`. */
+static void tell(M *m, bool force)
+{
+    bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
+    if (!heard || force) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Interrupted);
     }
-    int64_t plain = 0;
-    lock(&sched.lock);
-    for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        plain += atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list;
-    }
-    unlock(&sched.lock);
-    if (plain == 0 || g_alive() > plain) {
-        return now + GRACE_NS;
-    }
-    PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
-    if (cancelled == NULL) {
-        run_fail(compat_take_exception());
-        return TIME_NEVER;
-    }
-    for (bool found = true; found;) {
-        G *g = NULL;
-        found = false;
+    atomic_store(&m->user, heard && !force ? USER_RUNS : USER_TOLD);
+}
+
+static void tell_all(int64_t now, bool force)
+{
+    for (M *m = sched.m0; m != NULL;) {
         lock(&sched.lock);
-        for (M **at = &sched.allm, *m; (m = *at) != NULL; at = &m->all_next) {
-            uint8_t runs = PLAIN_RUNS;
-            if (m->on_wired_list || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
-                continue; /* it waits in block() and has been woken, or returned just now */
+        /* Nobody adds Ms to the list that run anything but cleaning up, so from the start is soon enough. */
+        for (m = force ? sched.allm : sched.m0; m != NULL;
+             m = m == sched.m0 ? sched.allm : m->all_next) {
+            uint8_t runs = USER_RUNS;
+            if (m->told_ns < now && atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
+                m->told_ns = now;
+                break;
             }
+        }
+        unlock(&sched.lock);
+        if (m != NULL) {
+            tell(m, force);
+        }
+    }
+}
+
+static bool is_stuck(M *m, int64_t now)
+{
+    return atomic_load(&m->user) == USER_TOLD && now - m->told_ns >= GRACE_NS;
+}
+
+/* Let go of an M that is stuck. Returns its goroutine, NULL if there is none. The M waits until that is dead. */
+static G *orphan_one(int64_t now)
+{
+    G *g = NULL;
+    lock(&sched.lock);
+    for (M **at = &sched.allm, *m; g == NULL && (m = *at) != NULL; at = &m->all_next) {
+        uint8_t told = USER_TOLD;
+        if (is_stuck(m, now) && atomic_compare_exchange_strong(&m->user, &told, USER_ORPHAN)) {
             *at = m->all_next;
             sched.nm--;
             g_count_fold(m);
             pthread_detach(m->thread);
-            g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
+            g = (G *)Py_NewRef((PyObject *)m->curg);
             g->wired = NULL;
-            found = true;
             break;
         }
-        unlock(&sched.lock);
-        if (g != NULL) {
-            g_abandon(g, Py_NewRef(cancelled));
-            Py_DECREF(g);
-        }
     }
-    Py_DECREF(cancelled);
+    unlock(&sched.lock);
+    return g;
+}
+
+/* Everything that is left, perhaps, is stuck: leave without it. */
+static void orphan_all(int64_t now)
+{
+    int64_t stuck = 0;
+    lock(&sched.lock);
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        stuck += is_stuck(m, now);
+    }
+    unlock(&sched.lock);
+    if (stuck == 0 || g_alive() > stuck) {
+        return;
+    }
+    for (G *g; (g = orphan_one(now)) != NULL;) {
+        PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
+        if (cancelled == NULL) {
+            run_fail(compat_take_exception());
+        }
+        g_abandon(g, cancelled);
+        Py_DECREF(g);
+    }
     some_g_ended();
-    return TIME_NEVER;
+}
+
+/* Main has ended, and the caller has nothing to do. */
+int64_t hurry(void)
+{
+    if (atomic_load(&sched.exiting)) {
+        return TIME_NEVER;
+    }
+    int64_t now = nanotime(), since = 0;
+    if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
+        since = now;
+    }
+    if (now < since + GRACE_NS) {
+        return since + GRACE_NS;
+    }
+    if (!atomic_exchange(&hurrying, true)) {
+        tell_all(now, false);
+        orphan_all(now);
+        atomic_store(&hurrying, false);
+    }
+    return now + GRACE_NS;
 }
 
 /* goroutines(): all that are alive. */
@@ -281,6 +367,7 @@ int64_t check_dead(void)
             run_fail(compat_take_exception());
             atomic_store(&sched.aborted, 1);
             leave();
+            tell_all(nanotime(), true);
         }
         else if (draining) {
             cancel_all(true);
@@ -386,6 +473,7 @@ static bool join_ms(int64_t patience_ns)
 {
     int64_t until = patience_ns == TIME_NEVER ? TIME_NEVER : nanotime() + patience_ns;
     sysmon_stop();
+    preempt_stop();
     for (;;) {
         lock(&sched.lock);
         bool alone = sched.nm <= 1;
@@ -437,7 +525,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
-    drain_since_ns = 0;
+    atomic_store(&drain_since_ns, 0);
     unlock(&sched.lock);
 }
 
@@ -543,7 +631,8 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         g->site_lasti = PyFrame_GetLasti(caller);
     }
     Py_XDECREF(caller);
-    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+    m->thread = pthread_self();
+    pthread_getcpuclockid(m->thread, &m->cpu_clock);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
     bool alone = true;
@@ -697,7 +786,8 @@ static G *curg_or_error(const char *what)
     M *m = tls_m;
     G *g = m != NULL ? m->curg : NULL;
     if (g == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()", what);
+        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()",
+                     what);
     }
     return g;
 }
@@ -739,9 +829,11 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && p_enter(m)) {
-        slice_mark(m->p);
-        handoff_p(m);
+    if (m != NULL && m->curg != NULL) {
+        slice_end(m);
+        if (m->p != NULL) {
+            handoff_p(m);
+        }
     }
     Py_RETURN_NONE;
 }
@@ -750,7 +842,7 @@ static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSE
 {
     M *m = tls_m;
     if (m != NULL && m->curg != NULL && m->p == NULL && get_idle_p(m)) {
-        slice_mark(m->p);
+        slice_begin(m);
         p_leave(m);
     }
     Py_RETURN_NONE;
@@ -764,6 +856,12 @@ static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
         return NULL;
     }
     atomic_store(&sysmon_fixed_ns, n * 1000);
+    Py_RETURN_NONE;
+}
+
+static PyObject *core_set_async_preempt(PyObject *Py_UNUSED(mod), PyObject *on)
+{
+    atomic_store(&preempt_off, on != Py_True);
     Py_RETURN_NONE;
 }
 
@@ -856,7 +954,7 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
     unlock(&sched.lock);
-    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0;
+    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         ticks += (uint64_t)atomic_load_explicit(&p->tick, memory_order_relaxed);
@@ -865,14 +963,17 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         lock(&p->timers_lock);
         timers += p->ntimers;
         handoffs += atomic_load(&p->nhandoff);
+        preempts += atomic_load(&p->npreempt);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
-                         (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
-                         (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
-                         (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
-                         "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
-                         (int)RING_SIZE);
+    return Py_BuildValue("{sLsLsKsKsKsKsKsKsisisisisi}", "goroutines", (long long)n[LIVE_G],
+                         "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
+                         "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
+                         "spills", (unsigned long long)spills, "handoffs",
+                         (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
+                         "stopped_threads", (int)atomic_load(&preempt_stopped), "threads", threads,
+                         "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
+                         "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {
@@ -892,6 +993,8 @@ PyMethodDef run_methods[] = {
     {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
     {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
     {"set_sysmon", core_set_sysmon, METH_O, NULL},
+    {"set_async_preempt", core_set_async_preempt, METH_O, NULL},
+    {"interrupted", core_interrupted, METH_NOARGS, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},

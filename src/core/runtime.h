@@ -47,16 +47,17 @@ enum {
     MAX_PROCS = 4096,
     DEFAULT_MAX_THREADS = 10000,
 };
-#define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
-#define SLICE_NS         10000000LL /* 10 ms */
-#define SIGNAL_LOOK_NS   100000000LL
-#define SYSMON_MIN_NS    20000LL   /* how often sysmon looks, when things move */
-#define SYSMON_MAX_NS    5000000LL /* ... and when they do not */
-#define LINGER_NS        50000LL /* for these see linger() in proc.c */
-#define LOOT_MIN         32
-#define LOOT_PATIENCE_NS 10000LL
-#define NS_PER_S         1000000000LL
-#define TIME_NEVER       INT64_MAX
+#define CACHE_PAIR          128        /* two lines: processors fetch the neighbour along */
+#define SLICE_NS            10000000LL /* 10 ms */
+#define SIGNAL_LOOK_NS      100000000LL
+#define SYSMON_MIN_NS       20000LL     /* how often sysmon looks, when things move */
+#define SYSMON_MAX_NS       2000000LL   /* ... and when they do not */
+#define PREEMPT_PATIENCE_NS 100000000LL /* for a goroutine to stop */
+#define LINGER_NS           50000LL     /* for these see linger() in proc.c */
+#define LOOT_MIN            32
+#define LOOT_PATIENCE_NS    10000LL
+#define NS_PER_S            1000000000LL
+#define TIME_NEVER          INT64_MAX
 
 typedef struct G G;
 typedef struct M M;
@@ -155,6 +156,13 @@ static inline int64_t coarse_nanotime(void)
     return ts.tv_sec * NS_PER_S + ts.tv_nsec;
 }
 
+/* Of any clock, such as a thread's CPU clock; 0 if it is gone. */
+static inline int64_t clock_ns(clockid_t clock)
+{
+    struct timespec ts;
+    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
+}
+
 static inline void cpu_pause(void)
 {
 #if defined(__x86_64__)
@@ -222,12 +230,13 @@ struct G {
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
         foreign : 1;       /* no goroutine: stands for a thread in block() */
-    bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
+    bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
+    bool stopped;   /* in preempt.c's at_boundary(): its frames are on the stack of its thread */
     uint16_t locks; /* nested lock_os_thread() */
-    bool late;             /* cleans up after others: not cancelled when main ends */
-    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
-    bool roam;             /* main only: may run on another thread this time */
-    bool drained;          /* g_lock: cancelled because main has ended, which happens once */
+    bool late;      /* cleans up after others: not cancelled when main ends */
+    bool begins;    /* even if it is cancelled before: a wrapper that must clean up */
+    bool roam;      /* main only: may run on another thread this time */
+    bool drained;   /* g_lock: cancelled because main has ended, which happens once */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -276,8 +285,12 @@ typedef struct {
     size_t n, cap;
 } Drops;
 
-/* PLAIN_ORPHAN: run() has returned, or is about to, without waiting for the function. */
-enum { PLAIN_NONE, PLAIN_RUNS, PLAIN_ORPHAN };
+/* Whether an M is in user code, for those who want to end it: see hurry() in run.c.
+ *   USER_TELLING  somebody is about to have Cancelled raised in it
+ *   USER_TOLD     that has been done; it is raised when the thread is at a bytecode boundary
+ *   USER_ORPHAN   run() has returned, or is about to, without waiting for it */
+enum { PREEMPT_NONE, PREEMPT_ASKED, PREEMPT_FAILED }; /* FAILED: so far, it will be tried again */
+enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 
 struct M {
     int id;
@@ -286,17 +299,18 @@ struct M {
     bool on_idle_list;        /* sched.lock */
     bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
     bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
-    _Atomic uint8_t plain;    /* whether it runs a plain function: one of PLAIN_... */
+    _Atomic uint8_t user;     /* one of USER_... */
+    _Atomic uint8_t preempt;  /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
-    P *p;     /* written by this M only; see p_enter for what it is worth */
-    P *nextp; /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;  /* owned while set */
-    G *wired; /* the goroutine that is wired to it; borrowed */
-    PyThreadState *ts;
+    P *p;                /* written by this M only; see p_enter for what it is worth */
+    P *nextp;            /* sched.lock until the note is woken: handed over by start_m */
+    G *curg;             /* owned while set */
+    G *wired;            /* the goroutine that is wired to it; borrowed */
+    PyThreadState *ts;   /* sched.lock to clear */
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
     PyObject *stop;      /* a StopIteration to use again and again: see op_iternext */
@@ -308,7 +322,9 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock; /* of the thread; set before it is given a P */
+    clockid_t cpu_clock;  /* of the thread; set before it is given a P */
+    int64_t probe_cpu_ns; /* sched.lock: its CPU time when preempt.c began to look */
+    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -329,14 +345,16 @@ typedef struct {
 
 struct P {
     _Atomic uint64_t owner;
-    _Atomic(M *) m;          /* who was given it last; sysmon only looks at its clock */
-    _Atomic uint32_t slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
+    _Atomic(M *) m; /* who was given it last; sysmon only looks at its clock */
+    _Atomic uint32_t
+        slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
-    P *idle_next; /* sched.lock */
+    _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
+    P *idle_next;              /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
     _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
@@ -378,7 +396,7 @@ typedef struct {
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;
-    _Atomic bool sysmon_asleep;  /* lock to write: it wants to know when a P gets busy */
+    _Atomic bool sysmon_asleep; /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
     M *m0;                      /* the thread that called run */
@@ -441,6 +459,7 @@ typedef struct {
     PyObject
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
+    PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
 } Hooks;
 extern Hooks hooks;
@@ -472,11 +491,14 @@ bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it retu
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
-void p_idle(P *p);            /* on the idle list */
-void handoff_p(M *m);               /* give up the P, held in P_RUNNING */
-bool get_idle_p(M *m);              /* held in P_RUNNING */
-void slice_mark(P *p);
-void park_wired(M *m, G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
+void p_idle(P *p);           /* on the idle list */
+void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
+bool get_idle_p(M *m);       /* held in P_RUNNING */
+void slice_begin(M *m);      /* P in P_RUNNING */
+void slice_end(M *m); /* out of user code: the P, if it is still ours, is then in P_RUNNING */
+void park_wired(M *m,
+                G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
+void park_stopped(M *m, G *g);     /* ... until it is its turn again */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
@@ -695,14 +717,13 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 /* Created where the caller stands. Eats coro; returns two references. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
-void g_discard(G *g); /* never started after all; eats both references */
+void g_discard(G *g);                /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
-int64_t abandon(void); /* on M0, idle: see there. Returns when to look again */
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
@@ -732,6 +753,8 @@ void free_lists_clear(M *m);
 
 bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
+int64_t hurry(void);          /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
@@ -750,6 +773,16 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
-extern _Atomic int64_t sysmon_fixed_ns; /* for tests: look this often, and take every P that has work */
+extern _Atomic int64_t
+    sysmon_fixed_ns; /* for tests: look this often, and take every P that has work */
+
+/* ---- preempt.c --------------------------------------------------------------------------------- */
+
+bool preempt_ask(M *m);    /* by sysmon: stop its goroutine soon. False: it cannot be done */
+void preempt_forget(M *m); /* no need any more */
+void preempt_stop(void);   /* after sysmon_stop, detached */
+extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
+extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */
+extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 
 #endif

@@ -80,16 +80,11 @@ _Atomic int64_t sysmon_fixed_ns;
 static struct {
     uint64_t owner;
     uint32_t slices;
-    int64_t since_ns;            /* when this slice was first seen */
-    int64_t looked_ns, cpu_ns;   /* at the last look: time, and the CPU time of its thread */
+    int64_t since_ns;          /* when this slice was first seen */
+    int64_t asked_ns;          /* when preempt.c was asked to stop it; 0: not yet */
+    int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec ts;
-    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
-}
 
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
@@ -97,14 +92,40 @@ static bool has_work(P *p, int64_t now)
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
 }
 
-/* The thread has not run since the last look, so it blocks. With the GIL it may wait for that: then somebody
- * else of this process runs, and another thread would only wait too. */
-static bool is_blocked(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+static bool is_detached(M *m)
 {
-    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
+    lock(&sched.lock); /* its thread state goes under it */
+    bool detached = m->ts != NULL && compat_detached(m->ts);
+    unlock(&sched.lock);
+    return detached;
 }
 
-/* Take Ps whose Ms block, or have been computing for 10 ms, if there is work for them. Returns how many. */
+/* The thread has not run since the last look. If it is attached to Python it waits for a core, else it blocks. With
+ * the GIL it may wait for that: then somebody else of this process runs, and another thread would only wait
+ * too. */
+static bool is_blocked(M *m, int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+{
+    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed) && is_detached(m) &&
+           !atomic_load(&preempt_arming);
+}
+
+/* It computes: take its P when it has had its slice, and could not be stopped. */
+static bool has_had_enough(int i, M *m, int64_t now)
+{
+    if (atomic_load(&sysmon_fixed_ns) > 0) {
+        return true;
+    }
+    if (now - seen[i].since_ns < SLICE_NS) {
+        return false;
+    }
+    if (seen[i].asked_ns == 0 && preempt_ask(m)) {
+        seen[i].asked_ns = now;
+    }
+    return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
+           now - seen[i].asked_ns >= PREEMPT_PATIENCE_NS;
+}
+
+/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
     int taken = 0;
@@ -121,15 +142,17 @@ static int retake(int64_t now)
             seen[i].owner = 0;
             continue;
         }
-        int64_t cpu = clock_ns(atomic_load_explicit(&p->m, memory_order_relaxed)->cpu_clock);
+        M *m = atomic_load_explicit(&p->m, memory_order_relaxed);
+        int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
             seen[i].since_ns = now;
+            seen[i].asked_ns = 0;
         }
         else if (has_work(p, now) &&
-                 (now - seen[i].since_ns >= SLICE_NS || atomic_load(&sysmon_fixed_ns) > 0 ||
-                  is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns)) &&
+                 (is_blocked(m, cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns) ||
+                  has_had_enough(i, m, now)) &&
                  atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
             /* It is in nobody's hands now, as one that wakep() has just taken. */
             atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);

@@ -28,6 +28,7 @@ __all__ = [
     "ChannelClosed",
     "Deadlock",
     "GoExit",
+    "Interrupted",
     "Selected",
     "WouldBlock",
     "as_coroutine",
@@ -45,6 +46,16 @@ __all__ = [
 ]
 
 TIMEOUT = 3  # as in src/core/context.c
+
+
+
+class Interrupted(Cancelled):
+    """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
+
+    def __new__(cls) -> Cancelled:  # type: ignore[misc]
+        _core.interrupted()
+        return Cancelled()
+
 
 # A deadlock of a million goroutines is told by its first ones.
 MAX_TOLD = 1000

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _hooks, signals
+from gofer import _asyncgen, _cgroup, _core, _debug, _hooks, signals
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -147,6 +147,7 @@ def run(
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
+    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
     interrupts = _Interrupts()
     try:
         with (

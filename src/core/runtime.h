@@ -47,11 +47,13 @@ enum {
     MAX_PROCS = 4096,
     DEFAULT_MAX_THREADS = 10000,
 };
-#define CACHE_PAIR          128        /* two lines: processors fetch the neighbour along */
-#define SLICE_NS            10000000LL /* 10 ms */
-#define SIGNAL_LOOK_NS      100000000LL
-#define SYSMON_MIN_NS       20000LL     /* how often sysmon looks, when things move */
-#define SYSMON_MAX_NS       2000000LL   /* ... and when they do not */
+#define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
+#define SLICE_NS       10000000LL /* 10 ms */
+#define SIGNAL_LOOK_NS 100000000LL
+#define SYSMON_MIN_NS  20000LL   /* how often sysmon looks, when things move */
+#define SYSMON_MAX_NS  2000000LL /* ... and when they do not */
+#define PREEMPT_LEAD_NS \
+    (HAVE_GIL ? 5000000LL : 0)          /* we get the GIL so late, see sys.setswitchinterval */
 #define PREEMPT_PATIENCE_NS 100000000LL /* for a goroutine to stop */
 #define LINGER_NS           50000LL     /* for these see linger() in proc.c */
 #define LOOT_MIN            32

@@ -80,11 +80,11 @@ _Atomic int64_t sysmon_fixed_ns;
 static struct {
     uint64_t owner;
     uint32_t slices;
-    int64_t since_ns;          /* when this slice was first seen */
-    int64_t asked_ns;          /* when preempt.c was asked to stop it; 0: not yet */
+    int64_t since_ns,
+        since_cpu_ns; /* when this slice was first seen: time, and CPU time of its thread */
+    int64_t asked_ns; /* when preempt.c was asked to stop it; 0: not yet */
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
-static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
 
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
@@ -92,21 +92,29 @@ static bool has_work(P *p, int64_t now)
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
 }
 
-static bool is_detached(M *m)
+/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
+ * have it.) */
+static bool is_away(M *m)
 {
-    lock(&sched.lock); /* its thread state goes under it */
-    bool detached = m->ts != NULL && compat_detached(m->ts);
+    lock(&sched.lock); /* thread states go under it */
+    bool away = m->ts != NULL && compat_detached(m->ts);
+    for (M *other = sched.m0; HAVE_GIL && away && other != NULL;
+         other = other == sched.m0 ? sched.allm : other->all_next) {
+        away = other->ts == NULL || compat_detached(other->ts);
+    }
     unlock(&sched.lock);
-    return detached;
+    return away;
 }
 
-/* The thread has not run since the last look. If it is attached to Python it waits for a core, else it blocks. With
- * the GIL it may wait for that: then somebody else of this process runs, and another thread would only wait
- * too. */
-static bool is_blocked(M *m, int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+/* The thread has not run since the last look, and not because it waits for a core or for the GIL: then another
+ * would only wait too. Or, if that cannot be told, it has not run for so long that it would have had its turn. */
+static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 {
-    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed) && is_detached(m) &&
-           !atomic_load(&preempt_arming);
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+        return false;
+    }
+    return is_away(m) ||
+           (now - seen[i].since_ns > 2 * SLICE_NS && cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
@@ -115,11 +123,12 @@ static bool has_had_enough(int i, M *m, int64_t now)
     if (atomic_load(&sysmon_fixed_ns) > 0) {
         return true;
     }
-    if (now - seen[i].since_ns < SLICE_NS) {
-        return false;
-    }
-    if (seen[i].asked_ns == 0 && preempt_ask(m)) {
+    int64_t had = now - seen[i].since_ns;
+    if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
         seen[i].asked_ns = now;
+    }
+    if (had < SLICE_NS) {
+        return false;
     }
     return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
            now - seen[i].asked_ns >= PREEMPT_PATIENCE_NS;
@@ -129,11 +138,6 @@ static bool has_had_enough(int i, M *m, int64_t now)
 static int retake(int64_t now)
 {
     int taken = 0;
-    int64_t process_cpu = HAVE_GIL ? clock_ns(CLOCK_PROCESS_CPUTIME_ID) : 0;
-    int64_t own_cpu = HAVE_GIL ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
-    int64_t others_cpu = (process_cpu - process_cpu_ns) - (own_cpu - own_cpu_ns);
-    process_cpu_ns = process_cpu;
-    own_cpu_ns = own_cpu;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -148,11 +152,10 @@ static int retake(int64_t now)
             seen[i].owner = owner;
             seen[i].slices = slices;
             seen[i].since_ns = now;
+            seen[i].since_cpu_ns = cpu;
             seen[i].asked_ns = 0;
         }
-        else if (has_work(p, now) &&
-                 (is_blocked(m, cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns) ||
-                  has_had_enough(i, m, now)) &&
+        else if (has_work(p, now) && (is_blocked(i, m, cpu, now) || has_had_enough(i, m, now)) &&
                  atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
             /* It is in nobody's hands now, as one that wakep() has just taken. */
             atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);

@@ -26,6 +26,7 @@ bool preempt_ask(M *Py_UNUSED(m))
     return false;
 }
 
+void preempt_lost(M *Py_UNUSED(m)) {}
 void preempt_forget(M *Py_UNUSED(m)) {}
 void preempt_stop(void) {}
 
@@ -38,9 +39,10 @@ enum {
     STOPPED_MAX = 1000, /* threads that sleep in at_boundary() */
     WANTED_MAX = 64,    /* stopped in one go */
 };
-#define PROBE_NS   2000000LL  /* of CPU time, without getting to a boundary: it is in C code */
-#define TRY_MIN_NS 4000000LL  /* between two tries: one may move on to other code each time ... */
-#define TRY_MAX_NS 32000000LL /* ... or sit in C code for long */
+#define PROBE_NS    2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
+#define TRY_MIN_NS  4000000LL   /* between two tries: one may move on to other code each time ... */
+#define TRY_MAX_NS  32000000LL  /* ... or sit in C code for long */
+#define LOST_MAX_NS 256000000LL /* they sleep */
 
 static pthread_t thread;
 static bool started;          /* sysmon only, until it has ended */
@@ -64,7 +66,7 @@ static void wake(void)
 
 static void *preemptor(void *arg);
 
-bool preempt_ask(M *m)
+static bool can_stop(void)
 {
     if (atomic_load(&preempt_off) || atomic_load(&unavailable) ||
         atomic_load(&preempt_stopped) >= STOPPED_MAX) {
@@ -78,19 +80,44 @@ bool preempt_ask(M *m)
         }
         started = true;
     }
-    if (atomic_exchange(&m->preempt, PREEMPT_ASKED) == PREEMPT_NONE) {
-        atomic_fetch_add(&nwanted, 1);
+    return true;
+}
+
+static bool is_wanted(uint8_t preempt)
+{
+    return preempt == PREEMPT_ASKED || preempt == PREEMPT_FAILED;
+}
+
+/* Either the M or, under sched.lock, our thread; or sysmon. */
+static void set_preempt(M *m, uint8_t to)
+{
+    uint8_t was = atomic_exchange(&m->preempt, to);
+    if (is_wanted(was) != is_wanted(to)) {
+        atomic_fetch_add(&nwanted, is_wanted(to) ? 1 : -1);
     }
+}
+
+bool preempt_ask(M *m)
+{
+    if (!can_stop()) {
+        return false;
+    }
+    set_preempt(m, PREEMPT_ASKED);
     wake();
     return true;
 }
 
-/* Its goroutine has reached a scheduling point by itself, or has been stopped. */
+void preempt_lost(M *m)
+{
+    if (can_stop() && !is_wanted(atomic_load(&m->preempt))) {
+        set_preempt(m, PREEMPT_LOST);
+        wake();
+    }
+}
+
 void preempt_forget(M *m)
 {
-    if (atomic_exchange(&m->preempt, PREEMPT_NONE) != PREEMPT_NONE) {
-        atomic_fetch_sub(&nwanted, 1);
-    }
+    set_preempt(m, PREEMPT_NONE);
 }
 
 /* ---- is everybody in bytecode? ---- */
@@ -173,7 +200,7 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
     if (stop) {
         preempt_forget(m);
     }
-    if (atomic_load(&nwanted) == 0) {
+    if (atomic_load(&nwanted) <= 0) {
         disarm(args[0]);
     }
     if (stop) {
@@ -275,16 +302,29 @@ static void monitoring_stop(void)
 
 /* ---- arming ---- */
 
-/* Who is wanted, and does not sleep meanwhile. */
-static int wanted(unsigned long *idents)
+/* Who shall be stopped: of those with a mark, those that have used CPU time since we looked last. `rest`: there are others.
+ * The M may reach a scheduling point right now: then it clears a mark that we have just set, or we set one that
+ * is cleared at the next. */
+static int wanted(unsigned long *idents, bool *rest)
 {
     int n = 0;
+    *rest = false;
     lock(&sched.lock);
-    for (M *m = NULL; (m = m_after(m)) != NULL && n < WANTED_MAX;) {
-        if (atomic_load(&m->preempt) != PREEMPT_NONE && m->ts != NULL &&
-            (HAVE_GIL || !compat_detached(m->ts))) {
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        uint8_t mark = atomic_load(&m->preempt);
+        if (mark == PREEMPT_NONE || n == WANTED_MAX) {
+            continue;
+        }
+        int64_t cpu = clock_ns(m->cpu_clock);
+        bool computes = cpu != m->tried_cpu_ns;
+        m->tried_cpu_ns = cpu;
+        if (computes != is_wanted(mark)) {
+            set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
+        }
+        if (computes) {
             idents[n++] = m->ident;
         }
+        *rest |= !computes;
     }
     unlock(&sched.lock);
     return n;
@@ -309,13 +349,8 @@ static bool arm(PyObject *frames, unsigned long ident)
 }
 
 /* Attached. False: it cannot be done in this run. */
-static bool arm_all(void)
+static bool arm_all(const unsigned long *idents, int n)
 {
-    unsigned long idents[WANTED_MAX];
-    int n = wanted(idents);
-    if (n == 0) {
-        return true;
-    }
     if (!monitoring_start()) {
         return false;
     }
@@ -343,43 +378,54 @@ static void give_up(void)
     unlock(&sched.lock);
 }
 
+/* One look, detached: when to look again. */
+static int64_t look(PyThreadState *ts, int64_t pause)
+{
+    unsigned long idents[WANTED_MAX];
+    bool rest;
+    int n = wanted(idents, &rest);
+    bool arm_them = n > 0 && all_in_bytecode();
+    if (arm_them || (atomic_load(&nwanted) <= 0 && armed != NULL && PyList_GET_SIZE(armed) > 0)) {
+        PyEval_RestoreThread(ts);
+        atomic_store(&preempt_arming, true);
+        if (!arm_them) {
+            disarm_all();
+        }
+        else if (!arm_all(idents, n)) {
+            atomic_store(&unavailable, true);
+            arm_them = false;
+            if (PyErr_Occurred()) {
+                PyErr_WriteUnraisable(NULL);
+            }
+        }
+        atomic_store(&preempt_arming, false);
+        PyEval_SaveThread();
+    }
+    if (!arm_them) {
+        give_up();
+    }
+    int64_t limit = n > 0 ? TRY_MAX_NS : LOST_MAX_NS;
+    return atomic_load(&unavailable) || (n == 0 && !rest) ? TIME_NEVER
+           : pause < limit                                ? pause
+                                                          : limit;
+}
+
 /* Our thread. Attached to Python only while it does something there. */
 static void *preemptor(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-preempt", 0, 0, 0);
     PyGILState_STATE gil = PyGILState_Ensure();
+    PyThreadState *ts = PyEval_SaveThread();
     uint32_t seen = 0;
-    int64_t pause = TRY_MIN_NS;
+    int64_t pause = 0;
     while (!atomic_load(&stopping)) {
         uint32_t asked = atomic_load(&work);
-        pause = asked != seen ? TRY_MIN_NS : pause < TRY_MAX_NS ? pause * 2 : pause;
+        pause = look(ts, asked != seen ? TRY_MIN_NS : pause * 2);
         seen = asked;
-        bool may = false;
-        if (atomic_load(&nwanted) > 0) {
-            Py_BEGIN_ALLOW_THREADS
-            may = all_in_bytecode();
-            Py_END_ALLOW_THREADS
-        }
-        atomic_store(&preempt_arming, true);
-        if (may && !arm_all()) {
-            atomic_store(&unavailable, true);
-            may = false;
-            if (PyErr_Occurred()) {
-                PyErr_WriteUnraisable(NULL);
-            }
-        }
-        if (atomic_load(&nwanted) == 0 && tool >= 0) {
-            disarm_all();
-        }
-        atomic_store(&preempt_arming, false);
-        if (!may) {
-            give_up();
-        }
-        Py_BEGIN_ALLOW_THREADS
-        bool again = !atomic_load(&unavailable) && atomic_load(&nwanted) > 0;
-        word_wait(&work, seen, again ? nanotime() + pause : TIME_NEVER);
-        Py_END_ALLOW_THREADS
+        word_wait(&work, seen, pause == TIME_NEVER ? TIME_NEVER : nanotime() + pause);
+        pause = pause == TIME_NEVER ? TRY_MIN_NS : pause;
     }
+    PyEval_RestoreThread(ts);
     monitoring_stop();
     PyGILState_Release(gil);
     return NULL;

@@ -640,11 +640,16 @@ void park_wired(M *m, G *g)
 
 void park_stopped(M *m, G *g)
 {
-    bool wired = m->wired == g;
-    P *p = m->p;
-    if (p != NULL) { /* perhaps no longer ours: then it was a hand-off, nearly stopped */
-        atomic_fetch_add_explicit(&p->npreempt, 1, memory_order_relaxed);
+    if (p_enter(m)) {
+        atomic_fetch_add_explicit(&m->p->npreempt, 1, memory_order_relaxed);
+        p_leave(m);
     }
+    else if (get_idle_p(m)) { /* it has computed without one: now it has one */
+        slice_begin(m);
+        p_leave(m);
+        return;
+    }
+    bool wired = m->wired == g;
     g->stopped = true;
     g->wired = m;
     m->wired = g;

@@ -291,7 +291,10 @@ typedef struct {
  *   USER_TELLING  somebody is about to have Cancelled raised in it
  *   USER_TOLD     that has been done; it is raised when the thread is at a bytecode boundary
  *   USER_ORPHAN   run() has returned, or is about to, without waiting for it */
-enum { PREEMPT_NONE, PREEMPT_ASKED, PREEMPT_FAILED }; /* FAILED: so far, it will be tried again */
+/* Whether the goroutine of an M shall be stopped (preempt.c).
+ *   PREEMPT_LOST    when it computes: it does so without a P, or may after a blocking call
+ *   PREEMPT_FAILED  could not be, so far; it will be tried again */
+enum { PREEMPT_NONE, PREEMPT_LOST, PREEMPT_ASKED, PREEMPT_FAILED };
 enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 
 struct M {
@@ -324,9 +327,9 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock;  /* of the thread; set before it is given a P */
-    int64_t probe_cpu_ns; /* sched.lock: its CPU time when preempt.c began to look */
-    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
+    clockid_t cpu_clock;                /* of the thread; set before it is given a P */
+    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -781,7 +784,8 @@ extern _Atomic int64_t
 /* ---- preempt.c --------------------------------------------------------------------------------- */
 
 bool preempt_ask(M *m);    /* by sysmon: stop its goroutine soon. False: it cannot be done */
-void preempt_forget(M *m); /* no need any more */
+void preempt_lost(M *m);   /* by sysmon: it has no P any more */
+void preempt_forget(M *m); /* its goroutine has reached a scheduling point, or has been stopped */
 void preempt_stop(void);   /* after sysmon_stop, detached */
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */

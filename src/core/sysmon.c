@@ -107,14 +107,14 @@ static bool is_away(M *m)
 }
 
 /* The thread has not run since the last look, and not because it waits for a core or for the GIL: then another
- * would only wait too. Or, if that cannot be told, it has not run for so long that it would have had its turn. */
+ * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
 static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 {
     if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
         return false;
     }
-    return is_away(m) ||
-           (now - seen[i].since_ns > 2 * SLICE_NS && cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
@@ -163,6 +163,7 @@ static int retake(int64_t now)
             seen[i].owner = 0;
             p_idle(p);
             start_m(false);
+            preempt_lost(m);
             taken++;
             continue;
         }

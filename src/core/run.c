@@ -139,6 +139,9 @@ void main_ended(GEnd end)
     atomic_store(&sched.counting, 1);
     if (drain) {
         cancel_all(false);
+        lock(&sched.lock);
+        wake_m0(); /* main may have ended elsewhere; see abandon() */
+        unlock(&sched.lock);
     }
     some_g_ended();
 }
@@ -170,9 +173,54 @@ void some_g_ended(void)
 
 static int64_t drain_since_ns;
 
+/* It runs a plain function, and not in block(), from which it has been cancelled. */
+static bool is_stuck(M *m) /* sched.lock */
+{
+    return atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list && m->nextp == NULL;
+}
+
+/* Take its P, if it has one. False: it is in the scheduler just now. */
+static bool take_p(M *m, P **taken) /* sched.lock */
+{
+    *taken = NULL;
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        uint64_t user = p_owner(m, P_USER);
+        if (atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
+            atomic_store(&p->slices, 0);
+            pidle_put(p);
+            *taken = p;
+            return true;
+        }
+        if (user >> 8 == (uint64_t)m->id) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Make `m` an orphan: it goes on, but belongs to no runtime any more. Its goroutine, a new reference, or NULL if
+ * it comes back just now. */
+static G *orphan(M *m, P **p) /* sched.lock */
+{
+    uint8_t runs = PLAIN_RUNS;
+    if (!take_p(m, p) || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
+        return NULL;
+    }
+    m_unlink(m);
+    m->all_next = sched.orphans;
+    sched.orphans = m;
+    sched.nm--;
+    g_count_fold(m);
+    pthread_detach(m->thread);
+    G *g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
+    atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
+    return g;
+}
+
 /* Main has ended, and M0 has nothing to do. If all that is left are plain functions that have been running since,
- * leave without them: their threads end when they return. */
-int64_t abandon(void)
+ * or the rest waits for something that never comes, leave without them: their threads end when they return. */
+int64_t abandon(M *m0)
 {
     if (!atomic_load(&sched.draining) || atomic_load(&sched.exiting)) {
         return TIME_NEVER;
@@ -184,47 +232,43 @@ int64_t abandon(void)
     if (now < drain_since_ns + GRACE_NS) {
         return drain_since_ns + GRACE_NS;
     }
-    int64_t plain = 0;
+    int32_t stuck = 0;
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        plain += atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list;
+        stuck += is_stuck(m);
     }
+    bool rest_sleeps = sched.nmidle + sched.nmwired + stuck == sched.nm &&
+                       atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
     unlock(&sched.lock);
-    if (plain == 0 || g_alive() > plain) {
+    if (stuck == 0 || (g_alive() > stuck && !rest_sleeps)) {
         return now + GRACE_NS;
     }
     PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
     if (cancelled == NULL) {
         run_fail(compat_take_exception());
-        return TIME_NEVER;
+        return now + GRACE_NS;
     }
-    for (bool found = true; found;) {
+    for (;;) {
         G *g = NULL;
-        found = false;
+        P *p = NULL;
         lock(&sched.lock);
-        for (M **at = &sched.allm, *m; (m = *at) != NULL; at = &m->all_next) {
-            uint8_t runs = PLAIN_RUNS;
-            if (m->on_wired_list || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
-                continue; /* it waits in block() and has been woken, or returned just now */
-            }
-            *at = m->all_next;
-            sched.nm--;
-            g_count_fold(m);
-            pthread_detach(m->thread);
-            g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
-            g->wired = NULL;
-            found = true;
-            break;
+        for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
+            next = m->all_next;
+            g = is_stuck(m) ? orphan(m, &p) : NULL;
         }
         unlock(&sched.lock);
-        if (g != NULL) {
-            g_abandon(g, Py_NewRef(cancelled));
-            Py_DECREF(g);
+        if (p != NULL && !runq_empty(p)) {
+            start_m(false);
         }
+        if (g == NULL) {
+            break;
+        }
+        g_abandon(m0, g, Py_NewRef(cancelled));
+        Py_DECREF(g);
     }
     Py_DECREF(cancelled);
     some_g_ended();
-    return TIME_NEVER;
+    return now; /* if some are left, see what they do */
 }
 
 /* goroutines(): all that are alive. */
@@ -424,7 +468,10 @@ static void reset_sched(M *m0)
     sched.nm = 1;
     sched.nmidle = 0;
     sched.idle_ms = NULL;
+    sched.nmwired = 0;
+    sched.wired_ms = NULL;
     sched.poller = NULL;
+    atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
     atomic_store(&sched.next_id, 1);
     atomic_store(&sched.gbegun, 0);
@@ -712,9 +759,9 @@ static PyObject *core_lock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         PyErr_SetString(PyExc_RuntimeError, "lock_os_thread() is nested too deeply");
         return NULL;
     }
-    g->locks++;
-    g->wired = tls_m;
-    tls_m->wired = g;
+    if (g->locks++ == 0 && !g->plain) { /* a plain one is wired as it is */
+        m_wire(tls_m, g);
+    }
     Py_RETURN_NONE;
 }
 
@@ -729,55 +776,88 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
         return NULL;
     }
     if (--g->locks == 0 && !g->plain) {
-        g->wired = NULL;
-        tls_m->wired = NULL;
+        m_unwire(tls_m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* The code that follows will block: let another M have the P at once. Outside a goroutine: nothing to do. */
+/* The code that follows will block: let another M have the P at once. */
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
+    if (g->blocking == UINT16_MAX) {
+        PyErr_SetString(PyExc_RuntimeError, "blocking() is nested too deeply");
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && p_enter(m)) {
+    if (g->blocking++ == 0 && p_enter(m)) {
         slice_mark(m->p);
+        atomic_store(&m->in_syscall, true);
         handoff_p(m);
     }
     Py_RETURN_NONE;
 }
 
+/* As at the end of a system call: go on with an idle P, or queue for one. (If the goroutine has awaited something in
+ * the block, it has one already.) */
 static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && m->p == NULL && get_idle_p(m)) {
-        slice_mark(m->p);
-        p_leave(m);
+    if (g->blocking == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the block of blocking() has been left already");
+        return NULL;
+    }
+    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->plain) == PLAIN_ORPHAN) {
+        Py_RETURN_NONE;
+    }
+    atomic_store(&m->in_syscall, false);
+    if (get_idle_p(m)) {
+        slice_begin(m);
+    }
+    else {
+        wait_for_p(m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* For tests: sysmon looks this often and takes every P that has work. 0: as usual. */
+/* For tests: sysmon looks this often, in microseconds, and takes every P that there is work for. 0: as usual. -1: it
+ * takes none. Returns the former setting. */
 static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
 {
     long n = PyLong_AsLong(us);
     if (n == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    atomic_store(&sysmon_fixed_ns, n * 1000);
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(atomic_exchange(&sysmon_fixed_ns, n * 1000) / 1000);
 }
 
-/* Threads that run goroutines: what Python code they have on their stacks is ours. */
+/* Threads that sleep in the middle of a goroutine: what Python code they have on their stacks is ours. */
 static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     PyObject *set = PySet_New(NULL);
-    unsigned long idents[256];
-    int n = 0;
+    int n = 0, cap = 0;
+    unsigned long *idents = NULL;
     lock(&sched.lock);
-    for (M *m = sched.allm; m != NULL && n < 256; m = m->all_next) {
-        if (m->on_wired_list) {
-            idents[n++] = m->ident;
+    while (cap < sched.nmwired) { /* no allocation under the lock */
+        cap = sched.nmwired + 16;
+        unlock(&sched.lock);
+        PyMem_RawFree(idents);
+        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        if (idents == NULL) {
+            Py_XDECREF(set);
+            return PyErr_NoMemory();
         }
+        lock(&sched.lock);
+    }
+    for (M *m = sched.wired_ms; m != NULL; m = m->idle_next) {
+        idents[n++] = m->ident;
     }
     unlock(&sched.lock);
     for (int i = 0; set != NULL && i < n; i++) {
@@ -787,6 +867,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
+    PyMem_RawFree(idents);
     return set;
 }
 
@@ -848,6 +929,9 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (int i = 0; i < LIVE_KINDS; i++) {
         n[i] = atomic_load(&live_rest[i]);
         for (M *m = sched.allm; m != NULL; m = m->all_next) {
+            n[i] += atomic_load(&m->live[i]);
+        }
+        for (M *m = sched.orphans; m != NULL; m = m->all_next) {
             n[i] += atomic_load(&m->live[i]);
         }
         if (sched.m0 != NULL) {

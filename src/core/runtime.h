@@ -222,8 +222,9 @@ struct G {
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
         foreign : 1;       /* no goroutine: stands for a thread in block() */
-    bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
-    uint16_t locks; /* nested lock_os_thread() */
+    bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
+    uint16_t locks;        /* nested lock_os_thread() */
+    uint16_t blocking;     /* nested blocking() */
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
@@ -232,7 +233,7 @@ struct G {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
     };
-    M *wired;               /* it runs on this M only: a plain function that has begun, or locked */
+    _Atomic(M *) wired;     /* it runs on this M only: a plain function that has begun, or locked */
     struct JoinOp *waiters; /* circular, oldest first; each entry owned */
     struct Bind *bind;      /* innermost context it is bound to; this G's to change (context.c) */
     G *all_prev, *all_next; /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
@@ -286,6 +287,7 @@ struct M {
     bool on_idle_list;        /* sched.lock */
     bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
     bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic bool in_syscall;  /* has no P, because its goroutine blocks */
     _Atomic uint8_t plain;    /* whether it runs a plain function: one of PLAIN_... */
     bool inherited;           /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end; /* block of goroutine ids */
@@ -294,8 +296,9 @@ struct M {
     int64_t ops_looked_ns;
     P *p;     /* written by this M only; see p_enter for what it is worth */
     P *nextp; /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;  /* owned while set */
-    G *wired; /* the goroutine that is wired to it; borrowed */
+    G *nextg; /* owned; as nextp: what to run first */
+    G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
+    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -308,10 +311,23 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock; /* of the thread; set before it is given a P */
+    clockid_t cpu_clock; /* of the thread; set before it runs anything */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
+
+/* By the M itself; others look. */
+static inline void m_wire(M *m, G *g)
+{
+    __atomic_store_n(&m->wired, g, __ATOMIC_RELAXED);
+    atomic_store_explicit(&g->wired, m, memory_order_relaxed);
+}
+
+static inline void m_unwire(M *m, G *g)
+{
+    __atomic_store_n(&m->wired, NULL, __ATOMIC_RELAXED);
+    atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
+}
 
 /* ---- P ---------------------------------------------------------------------------------------- */
 
@@ -335,6 +351,7 @@ struct P {
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
+    _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     P *idle_next; /* sched.lock */
 
@@ -376,7 +393,8 @@ typedef struct {
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
-    _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
+    _Atomic int32_t thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
+                                         the next M that can */
     _Atomic int32_t max_threads;
     _Atomic bool sysmon_asleep;  /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
@@ -390,6 +408,7 @@ typedef struct {
     _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
     _Atomic int64_t slot_since_ns; /* when main was put there */
     _Atomic(G *) m0_slot;          /* the main goroutine, waiting for m0 to finish what it runs */
+    _Atomic bool m0_gone;          /* it waited in vain; until m0 has finished, it need not again */
 
     _Alignas(CACHE_PAIR) Lock lock;
     _Atomic int32_t runq_size; /* lock to write */
@@ -399,7 +418,9 @@ typedef struct {
     M *wired_ms;               /* sleep until their goroutine may run; linked as the idle ones */
     int32_t nmwired;
     M *poller;
-    M *allm; /* all but m0 */
+    M *allm;    /* all but m0 */
+    M *orphans; /* run functions that no run() waits for; linked as allm */
+    M *dead_ms; /* have ended before the run has: sysmon frees them. Linked as allm */
     int32_t nmidle, nm;
     int32_t next_m_id;
 
@@ -473,10 +494,16 @@ void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
 void p_idle(P *p);            /* on the idle list */
-void handoff_p(M *m);               /* give up the P, held in P_RUNNING */
-bool get_idle_p(M *m);              /* held in P_RUNNING */
+void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
+bool get_idle_p(M *m);       /* held in P_RUNNING */
 void slice_mark(P *p);
+void slice_begin(M *m);      /* of the current goroutine, on a P that it did not have; leaves it in P_USER */
 void park_wired(M *m, G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
+void wait_for_p(M *m, G *g); /* `g`, the current one, goes on when it has a P; it has none */
+M *m_of(G *g);               /* who runs it, or NULL; sched.lock */
+bool has_p(const M *m);      /* sched.lock */
+void m_unlink(M *m);         /* from allm; sched.lock */
+void reap_dead_ms(void);     /* detached; sysmon, or while there is none */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
@@ -682,6 +709,7 @@ bool atomic_module_init(PyObject *mod);
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
 void block_interrupt_all(void); /* the runtime has ended */
+void error_orphan(const char *what); /* this is the thread of a goroutine whose run() has returned */
 extern PyMethodDef block_methods[];
 
 void contexts_arm(M *m);            /* a run begins */
@@ -694,7 +722,7 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* Created where the caller stands. Eats coro; returns two references. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
-void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
+void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
@@ -702,7 +730,7 @@ void g_drain(G *g);                                   /* main has ended; from us
 bool g_make_coro(G *g);
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
-int64_t abandon(void); /* on M0, idle: see there. Returns when to look again */
+int64_t abandon(M *m0); /* on M0, idle: see there. Returns when to look again */
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
@@ -750,6 +778,6 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
-extern _Atomic int64_t sysmon_fixed_ns; /* for tests: look this often, and take every P that has work */
+extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 #endif

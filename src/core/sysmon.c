@@ -50,6 +50,7 @@ static int64_t release_main(int64_t now)
     if (release) {
         g->roam = true;
         globrunq_put(g);
+        atomic_store(&sched.m0_gone, true);
     }
     unlock(&sched.lock);
     if (release) {
@@ -104,6 +105,20 @@ static bool is_blocked(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
     return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
 }
 
+/* The mark first: the M takes it back when it finds its P gone. */
+static bool take(P *p, M *m, uint64_t owner, bool blocked)
+{
+    if (owner >> 8 != (uint64_t)m->id) {
+        return false; /* it has changed hands since we looked */
+    }
+    atomic_store(&m->in_syscall, blocked);
+    if (atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
+        return true;
+    }
+    atomic_store(&m->in_syscall, false);
+    return false;
+}
+
 /* Take Ps whose Ms block, or have been computing for 10 ms, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
@@ -121,24 +136,28 @@ static int retake(int64_t now)
             seen[i].owner = 0;
             continue;
         }
-        int64_t cpu = clock_ns(atomic_load_explicit(&p->m, memory_order_relaxed)->cpu_clock);
+        M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
+        int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
             seen[i].since_ns = now;
         }
-        else if (has_work(p, now) &&
-                 (now - seen[i].since_ns >= SLICE_NS || atomic_load(&sysmon_fixed_ns) > 0 ||
-                  is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns)) &&
-                 atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
-            /* It is in nobody's hands now, as one that wakep() has just taken. */
-            atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
-            atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
-            seen[i].owner = 0;
-            p_idle(p);
-            start_m(false);
-            taken++;
-            continue;
+        else {
+            bool blocked = is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns);
+            atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
+            bool due = blocked || now - seen[i].since_ns >= SLICE_NS;
+            int64_t fixed = atomic_load(&sysmon_fixed_ns);
+            if ((due || fixed > 0) && fixed >= 0 && has_work(p, now) && take(p, m, owner, blocked)) {
+                /* It is in nobody's hands now, as one that wakep() has just taken. */
+                atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
+                seen[i].owner = 0;
+                p_idle(p);
+                start_m(false);
+                taken++;
+                continue;
+            }
         }
         seen[i].looked_ns = now;
         seen[i].cpu_ns = cpu;
@@ -164,6 +183,7 @@ static void *sysmon(void *Py_UNUSED(arg))
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         int64_t next = release_main(now);
+        reap_dead_ms();
         if (atomic_load(&maxprocs_auto)) {
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
@@ -215,6 +235,7 @@ void sysmon_stop(void)
         atomic_store(&stopping, 1);
         sysmon_poke();
         pthread_join(thread, NULL);
+        reap_dead_ms();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

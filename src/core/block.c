@@ -225,11 +225,13 @@ void error_orphan(const char *what)
 
 PyObject *block_plain(M *m, PyObject *iter)
 {
-    PyObject *result;
+    PyObject *result, *outer = m->blocked_on;
     PySendResult r;
     while ((r = resume_coro(iter, &result)) == PYGEN_NEXT) {
         Py_DECREF(result); /* PARKED */
+        m->blocked_on = iter;
         park_wired(m, m->curg);
+        m->blocked_on = outer;
     }
     Py_DECREF(iter);
     if (r != PYGEN_RETURN && atomic_load(&m->plain) == PLAIN_ORPHAN &&

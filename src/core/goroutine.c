@@ -1221,12 +1221,20 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
      * that runs meanwhile, those frames can be walked with the GIL only. */
     lock(&sched.lock); /* Ms are freed under it */
     M *on = m_of(g);
-    unsigned long ident = on != NULL && (g->plain || scan) && (own || scan || HAVE_GIL) ? on->ident : 0;
+    bool walk = on != NULL && (g->plain || scan) && (own || scan || HAVE_GIL);
+    unsigned long ident = walk ? on->ident : 0;
     unlock(&sched.lock);
-    PyObject *what = ident != 0 ? PyLong_FromUnsignedLong(ident)
-                     : (!own && !scan) || g->plain
-                         ? Py_NewRef(g->plain && scan ? PyTuple_GET_ITEM(g->coro, 0) : Py_None)
-                         : Py_NewRef(g->put_off ? g->name : g->coro);
+    PyObject *what;
+    if (walk) {
+        PyObject *in = own || scan ? on->blocked_on : NULL; /* `on` waits for us */
+        what = Py_BuildValue("(kO)", ident, in != NULL ? in : Py_None);
+    }
+    else if (g->plain) {
+        what = Py_NewRef(scan ? PyTuple_GET_ITEM(g->coro, 0) : Py_None);
+    }
+    else {
+        what = Py_NewRef(!own && !scan ? Py_None : g->put_off ? g->name : g->coro);
+    }
     PyObject *r = what != NULL ? PyObject_CallOneArg(hooks.stack_of, what) : NULL;
     Py_XDECREF(what);
     if (scan) {

@@ -838,15 +838,25 @@ static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
     return PyLong_FromLongLong(atomic_exchange(&sysmon_fixed_ns, n * 1000) / 1000);
 }
 
-/* Threads that sleep in the middle of a goroutine: what Python code they have on their stacks is ours. */
+static int orphans(void) /* sched.lock */
+{
+    int n = 0;
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        n++;
+    }
+    return n;
+}
+
+/* Threads that sleep in the middle of a goroutine: what Python code they have on their stacks is ours. When main has
+ * ended, those that run() does not wait for too: clean-up code must not count on them. */
 static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     PyObject *set = PySet_New(NULL);
     int n = 0, cap = 0;
     unsigned long *idents = NULL;
     lock(&sched.lock);
-    while (cap < sched.nmwired) { /* no allocation under the lock */
-        cap = sched.nmwired + 16;
+    for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
+        cap = need + 16;
         unlock(&sched.lock);
         PyMem_RawFree(idents);
         idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
@@ -857,6 +867,9 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         lock(&sched.lock);
     }
     for (M *m = sched.wired_ms; m != NULL; m = m->idle_next) {
+        idents[n++] = m->ident;
+    }
+    for (M *m = atomic_load(&sched.draining) ? sched.orphans : NULL; m != NULL; m = m->all_next) {
         idents[n++] = m->ident;
     }
     unlock(&sched.lock);

@@ -299,6 +299,7 @@ struct M {
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
     G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
+    PyObject *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */

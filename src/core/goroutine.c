@@ -398,16 +398,16 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     return call;
 }
 
-/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say) or an operation (of
- * `ch.send`), it is run here too: nobody else will. */
+/* The result of its function. If that is a coroutine or an operation (of `lambda: fetch(url)`, or `ch.send`), it
+ * is awaited here too. */
 PyObject *g_call_plain(G *g)
 {
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    bool goes_on = result != NULL &&
-                   (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
-    return goes_on ? block_plain(tls_m, result) : result;
+    bool more = result != NULL &&
+                (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
+    return more ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until
@@ -528,6 +528,12 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         return NULL;
     }
     if (check_forked()) {
+        return NULL;
+    }
+    M *m = tls_m;
+    if (m != NULL &&
+        unlikely(atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN)) {
+        error_orphan("go()"); /* there may be another runtime by now: it is not this thread's */
         return NULL;
     }
     if (atomic_load(&sched.running) != RUN_ON) {
@@ -760,7 +766,8 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     join_fire_all(m, waiters, m->inherited);
 }
 
-void g_abandon(G *g, PyObject *exc)
+/* What belongs to the goroutine alone (its contexts, for example) its thread lets go of, when it comes back. */
+void g_abandon(M *m, G *g, PyObject *exc)
 {
     g_lock(g);
     g->end = END_CANCELLED;
@@ -769,7 +776,7 @@ void g_abandon(G *g, PyObject *exc)
     JoinOp *waiters = join_take_all(g);
     atomic_fetch_add(&sched.gended, 1);
     atomic_store_explicit(&g->state, G_DEAD | G_CANCEL, memory_order_release);
-    join_drop_all(waiters); /* whoever waited has ended */
+    join_fire_all(m, waiters, false);
     Py_XDECREF(reason);
 }
 
@@ -1079,11 +1086,33 @@ static PyObject *get_created_at(PyObject *self, void *Py_UNUSED(c))
     return g_created_at((G *)self);
 }
 
+/* Its thread stands still, in user code: a call that blocks. Sysmon knows, or it said so itself. */
+static bool in_syscall(G *g)
+{
+    bool found = false;
+    lock(&sched.lock);
+    M *m = m_of(g);
+    if (m != NULL && m != tls_m) {
+        found = atomic_load(&m->in_syscall);
+        for (int i = 0; !found && i < sched.procs; i++) {
+            P *p = sched.allp[i];
+            if (atomic_load(&p->owner) >> 8 == (uint64_t)m->id) {
+                uint32_t slices = atomic_load_explicit(&p->slices, memory_order_relaxed);
+                found = slices % 2 == 1 &&
+                        atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
+                break;
+            }
+        }
+    }
+    unlock(&sched.lock);
+    return found;
+}
+
 static const char *state_text(G *g)
 {
     switch (g_state(g)) {
     case G_RUNNING:
-        return "running";
+        return in_syscall(g) ? "syscall" : "running";
     case G_WAITING:
         return "waiting";
     case G_DEAD:
@@ -1190,13 +1219,20 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
     if (scan) {
         scanning = g;
     }
-    PyObject *what = NULL;
-    if (g->plain || g->stopped) { /* the frames of its thread, whether it runs or not */
-        lock(&sched.lock);        /* Ms are freed under it */
-        M *wired = g->wired;
-        unsigned long ident = wired != NULL ? wired->ident : 0;
-        unlock(&sched.lock);
-        what = ident != 0 ? PyLong_FromUnsignedLong(ident) : Py_NewRef(Py_None);
+    /* A plain function, or one that waits for a P in the middle of its code, is on the stack of its thread. Of one
+     * that runs meanwhile, those frames can be walked with the GIL only. */
+    lock(&sched.lock); /* Ms are freed under it */
+    M *on = m_of(g);
+    bool walk = on != NULL && (g->plain || scan) && (own || scan || HAVE_GIL);
+    unsigned long ident = walk ? on->ident : 0;
+    unlock(&sched.lock);
+    PyObject *what;
+    if (walk) {
+        PyObject *in = own || scan ? on->blocked_on : NULL; /* `on` waits for us */
+        what = Py_BuildValue("(kO)", ident, in != NULL ? in : Py_None);
+    }
+    else if (g->plain) {
+        what = Py_NewRef(scan ? PyTuple_GET_ITEM(g->coro, 0) : Py_None);
     }
     else {
         what = Py_NewRef(!own && !scan ? Py_None : g->put_off ? g->name : g->coro);

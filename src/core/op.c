@@ -99,8 +99,11 @@ bool op_raise_if_cancelled(G *g)
         return true;
     }
     g_lock(g);
-    PyObject *reason = g->value;
-    g->value = NULL;
+    PyObject *reason = NULL;
+    if (g_state(g) != G_DEAD) { /* abandoned by run(): then it is its outcome */
+        reason = g->value;
+        g->value = NULL;
+    }
     atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL);
     g_unlock(g);
     /* by call: a tuple or an exception as reason must stay one argument */

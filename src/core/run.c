@@ -139,6 +139,9 @@ void main_ended(GEnd end)
     atomic_store(&sched.counting, 1);
     if (drain) {
         cancel_all(false);
+        lock(&sched.lock);
+        wake_m0(); /* main may have ended elsewhere; see abandon() */
+        unlock(&sched.lock);
     }
     some_g_ended();
 }
@@ -243,57 +246,95 @@ static void tell_all(int64_t now, bool force)
     }
 }
 
-static bool is_stuck(M *m, int64_t now)
+/* It has been told, and does not get to a bytecode boundary. */
+static bool is_stuck(M *m, int64_t now) /* sched.lock */
 {
     return atomic_load(&m->user) == USER_TOLD && now - m->told_ns >= GRACE_NS;
 }
 
-/* Let go of an M that is stuck. Returns its goroutine, NULL if there is none. The M waits until that is dead. */
-static G *orphan_one(int64_t now)
+/* Take its P, if it has one. False: it is in the scheduler just now. */
+static bool take_p(M *m, P **taken) /* sched.lock */
 {
-    G *g = NULL;
-    lock(&sched.lock);
-    for (M **at = &sched.allm, *m; g == NULL && (m = *at) != NULL; at = &m->all_next) {
-        uint8_t told = USER_TOLD;
-        if (is_stuck(m, now) && atomic_compare_exchange_strong(&m->user, &told, USER_ORPHAN)) {
-            *at = m->all_next;
-            sched.nm--;
-            g_count_fold(m);
-            pthread_detach(m->thread);
-            g = (G *)Py_NewRef((PyObject *)m->curg);
-            g->wired = NULL;
-            break;
+    *taken = NULL;
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        uint64_t user = p_owner(m, P_USER);
+        if (atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
+            atomic_store(&p->slices, 0);
+            pidle_put(p);
+            *taken = p;
+            return true;
+        }
+        if (user >> 8 == (uint64_t)m->id) {
+            return false;
         }
     }
-    unlock(&sched.lock);
+    return true;
+}
+
+/* Make `m` an orphan: it goes on, but belongs to no runtime any more. Its goroutine, a new reference, or NULL if
+ * it comes back just now. */
+static G *orphan(M *m, P **p) /* sched.lock */
+{
+    uint8_t told = USER_TOLD;
+    if (!take_p(m, p) || !atomic_compare_exchange_strong(&m->user, &told, USER_ORPHAN)) {
+        return NULL;
+    }
+    m_unlink(m);
+    m->all_next = sched.orphans;
+    sched.orphans = m;
+    sched.nm--;
+    g_count_fold(m);
+    pthread_detach(m->thread);
+    G *g =
+        (G *)Py_NewRef((PyObject *)m->curg); /* which it keeps until that is dead: see orphan_end */
+    atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
     return g;
 }
 
-/* Everything that is left, perhaps, is stuck: leave without it. */
-static void orphan_all(int64_t now)
+/* If all that is left is stuck, or the rest waits for something that never comes, leave without the stuck ones. */
+static void orphan_all(M *by, int64_t now)
 {
-    int64_t stuck = 0;
+    int32_t stuck = 0;
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         stuck += is_stuck(m, now);
     }
+    bool rest_sleeps = sched.nmidle + sched.nmwired + stuck == sched.nm &&
+                       atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
     unlock(&sched.lock);
-    if (stuck == 0 || g_alive() > stuck) {
+    if (stuck == 0 || (g_alive() > stuck && !rest_sleeps)) {
         return;
     }
-    for (G *g; (g = orphan_one(now)) != NULL;) {
-        PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
-        if (cancelled == NULL) {
-            run_fail(compat_take_exception());
+    PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
+    if (cancelled == NULL) {
+        run_fail(compat_take_exception());
+        return;
+    }
+    for (;;) {
+        G *g = NULL;
+        P *p = NULL;
+        lock(&sched.lock);
+        for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
+            next = m->all_next;
+            g = is_stuck(m, now) ? orphan(m, &p) : NULL;
         }
-        g_abandon(g, cancelled);
+        unlock(&sched.lock);
+        if (p != NULL && !runq_empty(p)) {
+            start_m(false);
+        }
+        if (g == NULL) {
+            break;
+        }
+        g_abandon(by, g, Py_NewRef(cancelled));
         Py_DECREF(g);
     }
+    Py_DECREF(cancelled);
     some_g_ended();
 }
 
-/* Main has ended, and the caller has nothing to do. */
-int64_t hurry(void)
+/* Main has ended, and `m` has nothing to do. */
+int64_t hurry(M *m)
 {
     if (atomic_load(&sched.exiting)) {
         return TIME_NEVER;
@@ -307,7 +348,7 @@ int64_t hurry(void)
     }
     if (!atomic_exchange(&hurrying, true)) {
         tell_all(now, false);
-        orphan_all(now);
+        orphan_all(m, now);
         atomic_store(&hurrying, false);
     }
     return now + GRACE_NS;
@@ -512,7 +553,10 @@ static void reset_sched(M *m0)
     sched.nm = 1;
     sched.nmidle = 0;
     sched.idle_ms = NULL;
+    sched.nmwired = 0;
+    sched.wired_ms = NULL;
     sched.poller = NULL;
+    atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
     atomic_store(&sched.next_id, 1);
     atomic_store(&sched.gbegun, 0);
@@ -802,9 +846,9 @@ static PyObject *core_lock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         PyErr_SetString(PyExc_RuntimeError, "lock_os_thread() is nested too deeply");
         return NULL;
     }
-    g->locks++;
-    g->wired = tls_m;
-    tls_m->wired = g;
+    if (g->locks++ == 0 && !g->plain) { /* a plain one is wired as it is */
+        m_wire(tls_m, g);
+    }
     Py_RETURN_NONE;
 }
 
@@ -819,44 +863,68 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
         return NULL;
     }
     if (--g->locks == 0 && !g->plain) {
-        g->wired = NULL;
-        tls_m->wired = NULL;
+        m_unwire(tls_m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* The code that follows will block: let another M have the P at once. Outside a goroutine: nothing to do. */
+/* The code that follows will block: let another M have the P at once. */
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
+    if (g->blocking == UINT16_MAX) {
+        PyErr_SetString(PyExc_RuntimeError, "blocking() is nested too deeply");
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL) {
+    if (g->blocking++ == 0) {
         slice_end(m);
         if (m->p != NULL) {
+            atomic_store(&m->in_syscall, true);
             handoff_p(m);
         }
     }
     Py_RETURN_NONE;
 }
 
+/* As at the end of a system call: go on with an idle P, or queue for one. (If the goroutine has awaited something in
+ * the block, it has one already.) */
 static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && m->p == NULL && get_idle_p(m)) {
+    if (g->blocking == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the block of blocking() has been left already");
+        return NULL;
+    }
+    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN) {
+        Py_RETURN_NONE;
+    }
+    atomic_store(&m->in_syscall, false);
+    if (get_idle_p(m)) {
         slice_begin(m);
-        p_leave(m);
+    }
+    else {
+        wait_for_p(m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* For tests: sysmon looks this often and takes every P that has work. 0: as usual. */
+/* For tests: sysmon looks this often, in microseconds, and takes every P that there is work for. 0: as usual. -1: it
+ * takes none. Returns the former setting. */
 static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
 {
     long n = PyLong_AsLong(us);
     if (n == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    atomic_store(&sysmon_fixed_ns, n * 1000);
-    Py_RETURN_NONE;
+    return PyLong_FromLongLong(atomic_exchange(&sysmon_fixed_ns, n * 1000) / 1000);
 }
 
 static PyObject *core_set_async_preempt(PyObject *Py_UNUSED(mod), PyObject *on)
@@ -865,17 +933,39 @@ static PyObject *core_set_async_preempt(PyObject *Py_UNUSED(mod), PyObject *on)
     Py_RETURN_NONE;
 }
 
-/* Threads that run goroutines: what Python code they have on their stacks is ours. */
+static int orphans(void) /* sched.lock */
+{
+    int n = 0;
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        n++;
+    }
+    return n;
+}
+
+/* Threads that sleep in the middle of a goroutine: what Python code they have on their stacks is ours. When main has
+ * ended, those that run() does not wait for too: clean-up code must not count on them. */
 static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     PyObject *set = PySet_New(NULL);
-    unsigned long idents[256];
-    int n = 0;
+    int n = 0, cap = 0;
+    unsigned long *idents = NULL;
     lock(&sched.lock);
-    for (M *m = sched.allm; m != NULL && n < 256; m = m->all_next) {
-        if (m->on_wired_list) {
-            idents[n++] = m->ident;
+    for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
+        cap = need + 16;
+        unlock(&sched.lock);
+        PyMem_RawFree(idents);
+        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        if (idents == NULL) {
+            Py_XDECREF(set);
+            return PyErr_NoMemory();
         }
+        lock(&sched.lock);
+    }
+    for (M *m = sched.wired_ms; m != NULL; m = m->idle_next) {
+        idents[n++] = m->ident;
+    }
+    for (M *m = atomic_load(&sched.draining) ? sched.orphans : NULL; m != NULL; m = m->all_next) {
+        idents[n++] = m->ident;
     }
     unlock(&sched.lock);
     for (int i = 0; set != NULL && i < n; i++) {
@@ -885,6 +975,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
+    PyMem_RawFree(idents);
     return set;
 }
 
@@ -946,6 +1037,9 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (int i = 0; i < LIVE_KINDS; i++) {
         n[i] = atomic_load(&live_rest[i]);
         for (M *m = sched.allm; m != NULL; m = m->all_next) {
+            n[i] += atomic_load(&m->live[i]);
+        }
+        for (M *m = sched.orphans; m != NULL; m = m->all_next) {
             n[i] += atomic_load(&m->live[i]);
         }
         if (sched.m0 != NULL) {

@@ -233,17 +233,17 @@ struct G {
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
         foreign : 1;       /* no goroutine: stands for a thread in block() */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
-    bool stopped;   /* in preempt.c's at_boundary(): its frames are on the stack of its thread */
-    uint16_t locks; /* nested lock_os_thread() */
-    bool late;      /* cleans up after others: not cancelled when main ends */
-    bool begins;    /* even if it is cancelled before: a wrapper that must clean up */
-    bool roam;      /* main only: may run on another thread this time */
-    bool drained;   /* g_lock: cancelled because main has ended, which happens once */
+    uint16_t locks;        /* nested lock_os_thread() */
+    uint16_t blocking;     /* nested blocking() */
+    bool late;             /* cleans up after others: not cancelled when main ends */
+    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
+    bool roam;             /* main only: may run on another thread this time */
+    bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
     };
-    M *wired;               /* it runs on this M only: a plain function that has begun, or locked */
+    _Atomic(M *) wired;     /* it runs on this M only: a plain function that has begun, or locked */
     struct JoinOp *waiters; /* circular, oldest first; each entry owned */
     struct Bind *bind;      /* innermost context it is bound to; this G's to change (context.c) */
     G *all_prev, *all_next; /* in sched.allgs[id % ALLG_SHARDS] until dealloc; owns nothing */
@@ -304,6 +304,7 @@ struct M {
     bool on_idle_list;        /* sched.lock */
     bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
     bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic bool in_syscall;  /* has no P, because its goroutine blocks */
     _Atomic uint8_t user;     /* one of USER_... */
     _Atomic uint8_t preempt;  /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;           /* curg got its slice from the G that readied it */
@@ -311,10 +312,13 @@ struct M {
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
-    P *p;                /* written by this M only; see p_enter for what it is worth */
-    P *nextp;            /* sched.lock until the note is woken: handed over by start_m */
-    G *curg;             /* owned while set */
-    G *wired;            /* the goroutine that is wired to it; borrowed */
+    P *p;     /* written by this M only; see p_enter for what it is worth */
+    P *nextp; /* sched.lock until the note is woken: handed over by start_m */
+    G *nextg; /* owned; as nextp: what to run first */
+    G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
+    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
+    PyObject
+        *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;   /* sched.lock to clear */
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -327,12 +331,25 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock;                /* of the thread; set before it is given a P */
+    clockid_t cpu_clock;                /* of the thread; set before it runs anything */
     int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
     int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
+
+/* By the M itself; others look. */
+static inline void m_wire(M *m, G *g)
+{
+    __atomic_store_n(&m->wired, g, __ATOMIC_RELAXED);
+    atomic_store_explicit(&g->wired, m, memory_order_relaxed);
+}
+
+static inline void m_unwire(M *m, G *g)
+{
+    __atomic_store_n(&m->wired, NULL, __ATOMIC_RELAXED);
+    atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
+}
 
 /* ---- P ---------------------------------------------------------------------------------------- */
 
@@ -357,6 +374,7 @@ struct P {
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
+    _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
     P *idle_next;              /* sched.lock */
@@ -399,7 +417,9 @@ typedef struct {
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
-    _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
+    _Atomic int32_t
+        thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
+                                         the next M that can */
     _Atomic int32_t max_threads;
     _Atomic bool sysmon_asleep; /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
@@ -413,6 +433,7 @@ typedef struct {
     _Atomic int64_t poll_until_ns; /* when the poller wakes by itself; 0: nobody polls */
     _Atomic int64_t slot_since_ns; /* when main was put there */
     _Atomic(G *) m0_slot;          /* the main goroutine, waiting for m0 to finish what it runs */
+    _Atomic bool m0_gone;          /* it waited in vain; until m0 has finished, it need not again */
 
     _Alignas(CACHE_PAIR) Lock lock;
     _Atomic int32_t runq_size; /* lock to write */
@@ -422,7 +443,9 @@ typedef struct {
     M *wired_ms;               /* sleep until their goroutine may run; linked as the idle ones */
     int32_t nmwired;
     M *poller;
-    M *allm; /* all but m0 */
+    M *allm;    /* all but m0 */
+    M *orphans; /* run functions that no run() waits for; linked as allm */
+    M *dead_ms; /* have ended before the run has: sysmon frees them. Linked as allm */
     int32_t nmidle, nm;
     int32_t next_m_id;
 
@@ -499,11 +522,17 @@ void start_m(bool spinning); /* an idle P gets an M */
 void p_idle(P *p);           /* on the idle list */
 void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);       /* held in P_RUNNING */
-void slice_begin(M *m);      /* P in P_RUNNING */
+void slice_begin(
+    M *m); /* of the current goroutine, on a P that it did not have; leaves it in P_USER */
 void slice_end(M *m); /* out of user code: the P, if it is still ours, is then in P_RUNNING */
 void park_wired(M *m,
                 G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
-void park_stopped(M *m, G *g);     /* ... until it is its turn again */
+void wait_for_p(M *m, G *g);       /* `g`, the current one, goes on when it has a P; it has none */
+void park_stopped(M *m, G *g);     /* ... or had one for long enough; P in P_USER */
+M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
+bool has_p(const M *m);            /* sched.lock */
+void m_unlink(M *m);               /* from allm; sched.lock */
+void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
@@ -709,6 +738,8 @@ bool atomic_module_init(PyObject *mod);
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
 void block_interrupt_all(void); /* the runtime has ended */
+void error_orphan(
+    const char *what); /* this is the thread of a goroutine whose run() has returned */
 extern PyMethodDef block_methods[];
 
 void contexts_arm(M *m);            /* a run begins */
@@ -721,8 +752,8 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* Created where the caller stands. Eats coro; returns two references. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
-void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
-void g_discard(G *g);                /* never started after all; eats both references */
+void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
+void g_discard(G *g);                      /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
@@ -758,7 +789,7 @@ void free_lists_clear(M *m);
 
 bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
-int64_t hurry(void);          /* by an M that is idle: see there. Returns when to look again */
+int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
@@ -778,8 +809,7 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
-extern _Atomic int64_t
-    sysmon_fixed_ns; /* for tests: look this often, and take every P that has work */
+extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 /* ---- preempt.c --------------------------------------------------------------------------------- */
 

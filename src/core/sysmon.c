@@ -50,6 +50,7 @@ static int64_t release_main(int64_t now)
     if (release) {
         g->roam = true;
         globrunq_put(g);
+        atomic_store(&sched.m0_gone, true);
     }
     unlock(&sched.lock);
     if (release) {
@@ -120,9 +121,6 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 /* It computes: take its P when it has had its slice, and could not be stopped. */
 static bool has_had_enough(int i, M *m, int64_t now)
 {
-    if (atomic_load(&sysmon_fixed_ns) > 0) {
-        return true;
-    }
     int64_t had = now - seen[i].since_ns;
     if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
         seen[i].asked_ns = now;
@@ -132,6 +130,20 @@ static bool has_had_enough(int i, M *m, int64_t now)
     }
     return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
            now - seen[i].asked_ns >= PREEMPT_PATIENCE_NS;
+}
+
+/* The mark first: the M takes it back when it finds its P gone. */
+static bool take(P *p, M *m, uint64_t owner, bool blocked)
+{
+    if (owner >> 8 != (uint64_t)m->id) {
+        return false; /* it has changed hands since we looked */
+    }
+    atomic_store(&m->in_syscall, blocked);
+    if (atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
+        return true;
+    }
+    atomic_store(&m->in_syscall, false);
+    return false;
 }
 
 /* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
@@ -146,7 +158,7 @@ static int retake(int64_t now)
             seen[i].owner = 0;
             continue;
         }
-        M *m = atomic_load_explicit(&p->m, memory_order_relaxed);
+        M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
         int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
@@ -155,17 +167,22 @@ static int retake(int64_t now)
             seen[i].since_cpu_ns = cpu;
             seen[i].asked_ns = 0;
         }
-        else if (has_work(p, now) && (is_blocked(i, m, cpu, now) || has_had_enough(i, m, now)) &&
-                 atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
-            /* It is in nobody's hands now, as one that wakep() has just taken. */
-            atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
-            atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
-            seen[i].owner = 0;
-            p_idle(p);
-            start_m(false);
-            preempt_lost(m);
-            taken++;
-            continue;
+        else {
+            bool blocked = is_blocked(i, m, cpu, now);
+            atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
+            int64_t fixed = atomic_load(&sysmon_fixed_ns);
+            if (fixed >= 0 && has_work(p, now) &&
+                (fixed > 0 || blocked || has_had_enough(i, m, now)) && take(p, m, owner, blocked)) {
+                /* It is in nobody's hands now, as one that wakep() has just taken. */
+                atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
+                seen[i].owner = 0;
+                p_idle(p);
+                start_m(false);
+                preempt_lost(m);
+                taken++;
+                continue;
+            }
         }
         seen[i].looked_ns = now;
         seen[i].cpu_ns = cpu;
@@ -191,6 +208,7 @@ static void *sysmon(void *Py_UNUSED(arg))
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         int64_t next = release_main(now);
+        reap_dead_ms();
         if (atomic_load(&maxprocs_auto)) {
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
@@ -242,6 +260,7 @@ void sysmon_stop(void)
         atomic_store(&stopping, 1);
         sysmon_poke();
         pthread_join(thread, NULL);
+        reap_dead_ms();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

@@ -135,10 +135,11 @@ def _run_code() -> types.CodeType:
 def stack_of(coro: Any) -> traceback.StackSummary:
     """The frames of a coroutine and of all that it awaits, outermost first.
 
-    Or of a function that has not been called yet.
+    Or of a function that has not been called yet; or of a thread and what block() awaits there.
     """
-    if isinstance(coro, int):  # the thread of a plain goroutine
-        return _stack_of_thread(coro)
+    if isinstance(coro, tuple):  # the thread of a plain goroutine, and what it blocks on
+        ident, awaited = coro
+        return traceback.StackSummary([*_stack_of_thread(ident), *stack_of(awaited)])
     if isinstance(coro, types.FunctionType):
         code = coro.__code__
         first = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)

@@ -51,16 +51,20 @@ def _check_int(n: object, what: str, least: int, most: int) -> int:
 class _Interrupts:
     """Ctrl-C while a runtime runs on the main thread.
 
-    The first cancels the main goroutine, so that clean-up runs; the second ends the run at once.
+    The first cancels the main goroutine, so that clean-up runs; the second ends the run at once. A
+    plain main that does not wait in block() is interrupted where it stands, as any plain program.
     A handler that the user has set is left alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain: bool) -> None:
         self.count = 0
+        self.plain = plain
 
     def __call__(self, signum: int, frame: types.FrameType | None) -> None:
         self.count += 1
         main = _core.main_goroutine()
+        if self.count == 1 and self.plain and main is not None and _core.current() is main:
+            raise KeyboardInterrupt
         if self.count == 1 and main is not None and main.cancel("KeyboardInterrupt"):
             return
         _core.abort()
@@ -148,7 +152,7 @@ def run(
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
     _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
-    interrupts = _Interrupts()
+    interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (
             interrupts,
@@ -208,6 +212,8 @@ def unlock_os_thread() -> None:
 
 class blocking:  # noqa: N801  # reads as a statement
     """Say that the block blocks: others get this goroutine's P at once, not after some milliseconds.
+
+    Nests. RuntimeError outside a goroutine.
 
     >>> with gofer.blocking():
     ...     rows = connection.execute(query)

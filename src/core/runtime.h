@@ -193,6 +193,7 @@ typedef enum {
     WAIT_GROUP,
     WAIT_COND,
     WAIT_SEMA,
+    WAIT_FUTURE,
 } WaitReason;
 
 /* How a dead G ended. */
@@ -442,6 +443,9 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
+    PyObject *as_case;        /* (object) -> operation to wait for in a select, or None */
+    PyObject *future_started; /* (future) -> Chan that is closed when it is done */
+    PyObject *call_submitted; /* (executor, fn, args, kwargs) -> (future, such a Chan) */
 } Hooks;
 extern Hooks hooks;
 

@@ -4,6 +4,7 @@ import functools
 import gc
 import inspect
 import linecache
+import os
 import sys
 import threading
 import traceback
@@ -21,6 +22,7 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
 
 __all__ = [
@@ -30,11 +32,14 @@ __all__ = [
     "GoExit",
     "Selected",
     "WouldBlock",
+    "as_case",
     "as_coroutine",
     "attach_thread",
+    "call_submitted",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
+    "future_started",
     "is_async",
     "is_coroutine",
     "last_chance",
@@ -203,12 +208,21 @@ def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
     So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
-    Python frame; only the one in run() has, and the one that runs this.
+    Python frame; only the one in run() has, and the one that runs this. Neither has a thread of a
+    C library, which may complete a future all the same.
     """
     if signals.awaited():
         return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
-    return not sys._current_frames().keys() <= ours
+    if not sys._current_frames().keys() <= ours:
+        return True
+    return _core.futures_waiting() > 0 and _native_threads()
+
+
+def _native_threads() -> bool:
+    """Whether this process has threads that are neither ours nor, at the moment, Python's."""
+    ours = _core.counters()["threads"] + 1  # sysmon
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

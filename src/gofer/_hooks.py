@@ -1,5 +1,6 @@
 """What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
 
+import _thread
 import functools
 import gc
 import inspect
@@ -207,11 +208,15 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
-    Python frame; only the one in run() has, and the one that runs this. Neither has a thread of a
-    C library, which may complete a future all the same.
+    So may a signal that somebody listens to. Threads that Python has started are counted. Others show
+    by their Python frames: our own, idle when this is asked, have none but the one in run() and the
+    one that runs this. Neither has a thread of a C library, which may complete a future all the same.
     """
     if signals.awaited():
+        return True
+    # First, because a look at their frames would let locals of other threads live longer than their
+    # functions, and the collector free them in another order: visible to those who count on neither.
+    if _thread._count() > 0:
         return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
     if not sys._current_frames().keys() <= ours:

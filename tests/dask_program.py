@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import pytest
 from distributed import Client, KilledWorker, LocalCluster
 
 import gofer
@@ -18,7 +19,6 @@ from gofer import offload
 from tests import offload_work as work
 from tests.future_support import cancelled
 from tests.support import parked, until, wait_for
-
 
 files = ""  # a directory that outlives the tasks
 
@@ -31,13 +31,9 @@ async def results(client: Client) -> None:
 
 
 async def errors(client: Client) -> None:
-    try:
+    with pytest.raises(LookupError, match="over there") as failure:
         await offload(client.get_executor(), work.fail, "over there")
-    except LookupError as exc:
-        assert str(exc) == "over there"
-        assert "fail" in [frame.name for frame in traceback.extract_tb(exc.__traceback__)]
-    else:
-        raise AssertionError("no exception")
+    assert "fail" in [frame.name for frame in traceback.extract_tb(failure.tb)]
 
 
 async def native_await(client: Client) -> None:
@@ -74,20 +70,14 @@ async def end_of_run(client: Client) -> None:
 
 
 async def dead_worker(client: Client) -> None:
-    try:
+    with pytest.raises(KilledWorker):
         await offload(client.get_executor(), work.end)
-    except KilledWorker:
-        pass
-    else:
-        raise AssertionError("no exception")
     assert await offload(client.get_executor(), work.add, 1, 2) == 3
 
 
 async def advice(client: Any) -> None:
-    try:
+    with pytest.raises(TypeError, match=r"use its get_executor\(\)"):
         offload(client, work.add, 1, 2)
-    except TypeError as exc:
-        assert "use its get_executor()" in str(exc)
 
 
 def tasks(client: Client) -> int:

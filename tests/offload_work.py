@@ -1,5 +1,5 @@
-"""What the tests of offload() have done elsewhere: in other processes, which need not know gofer, and
-in other interpreters, which cannot import it."""
+"""What the tests of offload() have done elsewhere: in processes that need not know gofer, and in
+interpreters that cannot import it."""
 
 import os
 import signal

@@ -104,8 +104,7 @@ def test_one_that_is_done_does_not_suspend() -> None:
         future: Future[str] = Future()
         future.set_result("done")
         g = gofer.go(other)
-        for _ in range(5):
-            seen.append(await future)
+        seen += [await future for _ in range(5)]
         await g
         return seen
 
@@ -568,7 +567,8 @@ def test_a_thread_of_a_c_library_may_complete_it_too() -> None:
         assert libc.timer_create(MONOTONIC, ctypes.byref(event), ctypes.byref(timer)) == 0
 
         async def main():
-            assert libc.timer_settime(timer, 0, ctypes.byref(Times(0, 0, 0, 300_000_000)), None) == 0
+            when = ctypes.byref(Times(0, 0, 0, 300_000_000))
+            assert libc.timer_settime(timer, 0, when, None) == 0
             assert len(sys._current_frames()) == 1
             return await future
 

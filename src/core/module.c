@@ -22,8 +22,8 @@ PyDoc_STRVAR(
     "select(*cases, default=False)\n--\n\n"
     "Operation: wait until one of several operations can be done, do exactly that one, and give\n"
     "Selected(index, value, ok). A case is ch.send(v), ch.recv(), ch.recv_ok(), sleep(s), a\n"
-    "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does not\n"
-    "wait: index -1.\n\n"
+    "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
+    "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
     "...     case Selected(0, value, ok): ...");
 
@@ -90,9 +90,8 @@ static int module_exec(PyObject *mod)
             "gofer does not support subinterpreters: import it in the main interpreter");
         return -1;
     }
-    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type,
-                             &GoschedOp_Type, &JoinOp_Type,    &ReadyOp_Type,
-                             &FutureOp_Type};
+    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type, &GoschedOp_Type,
+                             &JoinOp_Type,    &ReadyOp_Type,   &FutureOp_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

@@ -20,8 +20,8 @@ struct SelectOp {
     _Atomic uint8_t state;
     uint8_t reason;
     bool has_default;
-    PyObject *futures; /* owned: NULL, or a tuple as long as `cases` with the FutureOps among them */
-    PyObject *cases[]; /* owned: ChanOp, SleepOp, JoinOp, FutureOp until it is begun, NULL for None */
+    PyObject *futures; /* owned: the FutureOps, in a tuple as long as `cases`; or NULL */
+    PyObject *cases[]; /* owned: ChanOp, SleepOp, JoinOp, NULL for None; FutureOp until begun */
 };
 
 bool who_select_decided(Who who)
@@ -164,7 +164,10 @@ static Py_ssize_t pick(SelectOp *sel, M *m, Wake *wake)
 
 static PyObject *future_at(SelectOp *sel, Py_ssize_t index)
 {
-    PyObject *op = sel->futures != NULL && index >= 0 ? PyTuple_GET_ITEM(sel->futures, index) : NULL;
+    if (sel->futures == NULL || index < 0) {
+        return NULL;
+    }
+    PyObject *op = PyTuple_GET_ITEM(sel->futures, index);
     return op != Py_None ? op : NULL;
 }
 

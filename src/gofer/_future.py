@@ -1,19 +1,19 @@
 """Waiting for futures of concurrent.futures: see also src/core/future.c.
 
-A future is completed by a thread that knows nothing of goroutines. What reaches us is a callback, in
-that thread. It closes a channel, and whoever waits for the future waits for that: no thread for each
-wait, no polling, any number of waiters.
+A future is completed by a thread that knows nothing of goroutines. What reaches us is a callback,
+in that thread. It closes a channel, and whoever waits for the future waits for that: no thread for
+a wait, no polling, any number of waiters.
 
 `await future` needs an `__await__` on the class: Python looks nowhere else. concurrent.futures has
-none, so the first run() adds it, to Future itself and thereby to every class derived from it. Weighed
-against a function alone (which is there too: wait_future, for typed code), because a future is what
+none, so the first run() adds it, to Future itself and thereby to every class derived from it. The
+alternative, a function alone, is there too (wait_future, for typed code); but a future is what
 executors give, and `await` is how goroutines wait. What that changes for others is little:
 
 - It is added once, by run(), not by `import gofer`, and not if Future has one already.
 - Until now `await future` was a TypeError everywhere, so no working program depends on it.
-- Code that asks inspect.isawaitable() before it awaits what it was given (asyncio.ensure_future() and
-  gather() do) now sees a future as awaitable. So that it can await it, too, the method does under an
-  asyncio loop what asyncio.wrap_future() does. asyncio.isfuture() and wrap_future() are as before.
+- Code that asks inspect.isawaitable() before it awaits what it was given (as asyncio.gather() does)
+  now takes a future for awaitable. So that it can await it, too, the method does under an asyncio
+  loop what asyncio.wrap_future() does. asyncio.isfuture() and wrap_future() are as before.
 """
 
 import contextlib

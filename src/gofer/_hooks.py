@@ -11,7 +11,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from gofer import _asyncgen, _core, signals
@@ -208,14 +208,14 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Threads that Python has started are counted. Others show
-    by their Python frames: our own, idle when this is asked, have none but the one in run() and the
-    one that runs this. Neither has a thread of a C library, which may complete a future all the same.
+    So may a signal that somebody listens to. Threads that Python has started are counted. Others
+    show by their Python frames: our own, idle when this is asked, have none but the one in run()
+    and the one that runs this. Nor has a thread of a C library, which may complete a future.
     """
     if signals.awaited():
         return True
     # First, because a look at their frames would let locals of other threads live longer than their
-    # functions, and the collector free them in another order: visible to those who count on neither.
+    # functions, and the collector free them in another order than Python would have.
     if _thread._count() > 0:
         return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()

@@ -21,9 +21,9 @@ def offload(
     """Operation: have an executor call `fn(*args, **kwargs)`; its result, or its exception.
 
     Any concurrent.futures.Executor will do: of processes, interpreters or threads, Dask's
-    `client.get_executor()`. Nothing is submitted before it is awaited. If whoever waits is cancelled,
-    or out of time, so is the call: one that has not begun never will, of one that runs nobody will
-    hear. As a case of select() it is cancelled if another case comes first.
+    `client.get_executor()`. Nothing is submitted before it is awaited. If whoever waits is
+    cancelled, or out of time, so is the call: one that has not begun never will, of one that runs
+    nobody will hear. As a case of select() it is cancelled if another case comes first.
 
     >>> with ProcessPoolExecutor() as pool:
     ...     async with timeout(60):

@@ -1,4 +1,4 @@
-"""Futures that are completed by other threads at any instant, against cancellation and time limits."""
+"""Futures that other threads complete at any instant, against cancellation and time limits."""
 
 import contextlib
 import queue
@@ -70,8 +70,7 @@ async def outcome(make: Callable[[], Any], value: int, got: list[str]) -> None:
         assert value % 10 != 0
         got.append("result")
     except LookupError as exc:
-        assert exc.args == (value,)
-        got.append("error")
+        got.append("error" if exc.args == (value,) else repr(exc))
     except CancelledError:
         got.append("future cancelled")
     except TimeoutError:
@@ -115,7 +114,7 @@ def test_calls_against_cancellation(procs: int, shape: str) -> None:
             # One that was cancelled before it had begun has not said anything.
             silent = sum(g.cancelled() for g in goroutines) - got.count("cancelled")
             assert len(got) + silent == n
-            assert "future cancelled" not in got
+            assert set(got) <= {"result", "error", "timeout", "cancelled"}
             executor.futures.clear()
         assert _core.futures_waiting() == 0
 

@@ -79,6 +79,8 @@ PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 
 .PHONY: test
 test: ROUNDS ?= 300
+# Dask in the plain environment only: it is no test of the flavours.
+test: $(if $(FLAVOUR),,$(VENV)/.group-test-dask)
 test: $(VENV)/.installed $(VENV)/.group-test ## run all tests, the stress tests for a short while
 	$(PYTEST)
 

@@ -20,6 +20,7 @@ NAMES = (
     "mpmc",
     "mutex",
     "selects",
+    "offload",
     "sleeps",
     "parked",
     "cpu",

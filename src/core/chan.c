@@ -561,6 +561,11 @@ static PyObject *chan_recv_ok(PyObject *self, PyObject *Py_UNUSED(a))
     return chanop_new(chan_of(self), CHAN_RECV_OK, NULL);
 }
 
+PyObject *chan_recv_op(Chan *ch)
+{
+    return chanop_new(ch, CHAN_RECV_OK, NULL);
+}
+
 static PyObject *chan_anext(PyObject *self)
 {
     return chanop_new(chan_of(self), CHAN_NEXT, NULL);

@@ -21,6 +21,7 @@ static const char *const wait_reasons[] = {
     [WAIT_GROUP] = "sync.WaitGroup.Wait",
     [WAIT_COND] = "sync.Cond.Wait",
     [WAIT_SEMA] = "semacquire",
+    [WAIT_FUTURE] = "future wait",
 };
 
 /* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */

@@ -203,6 +203,7 @@ typedef enum {
     WAIT_GROUP,
     WAIT_COND,
     WAIT_SEMA,
+    WAIT_FUTURE,
 } WaitReason;
 
 /* How a dead G ended. */
@@ -489,6 +490,9 @@ typedef struct {
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
+    PyObject *as_case;        /* (object) -> operation to wait for in a select, or None */
+    PyObject *future_started; /* (future) -> Chan that is closed when it is done */
+    PyObject *call_submitted; /* (executor, fn, args, kwargs) -> (future, such a Chan) */
 } Hooks;
 extern Hooks hooks;
 

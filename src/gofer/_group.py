@@ -9,14 +9,8 @@ from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 
-
 def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
-
-
-async def _begin(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    await _core.sleep(0)  # it may have been cancelled before it began, or before its turn came
-    return await _call(fn, *args, **kwargs)
 
 
 class Group:
@@ -94,21 +88,33 @@ class Group:
             # cancelled shall say so. (go() may have been called by one who is not in the context.)
             await self.context.__aenter__()
             if self._permits is None:
-                return await _begin(fn, args, kwargs)
+                return await self._call(me, fn, args, kwargs)
             async with self._permits:
-                return await _begin(fn, args, kwargs)
-        except (Cancelled, GoExit):
-            raise
-        except BaseException as exc:
-            self._failed.append(me)
-            self.context.cancel(exc)
-            raise
+                return await self._call(me, fn, args, kwargs)
         finally:
             for g in self._ending.copy():
                 if g.done():
                     self._ending.discard(g)
             self._ending.add(me)
             self._running.done()
+
+    async def _call(
+        self,
+        me: _core.Goroutine[Any],
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """With a permit, which nobody else gets before a failure has cancelled all the others."""
+        try:
+            await _core.sleep(0)  # it may have been cancelled before it began, or its turn came
+            return await _call(fn, *args, **kwargs)
+        except (Cancelled, GoExit):
+            raise
+        except BaseException as exc:
+            self._failed.append(me)
+            self.context.cancel(exc)
+            raise
 
     async def _all_ended(self) -> None:
         await self._running.wait()

@@ -1,15 +1,17 @@
 """What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
 
+import _thread
 import functools
 import gc
 import inspect
 import linecache
+import os
 import sys
 import threading
 import traceback
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from gofer import _asyncgen, _core, signals
@@ -21,6 +23,7 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
 
 __all__ = [
@@ -31,11 +34,14 @@ __all__ = [
     "Interrupted",
     "Selected",
     "WouldBlock",
+    "as_case",
     "as_coroutine",
     "attach_thread",
+    "call_submitted",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
+    "future_started",
     "is_async",
     "is_coroutine",
     "last_chance",
@@ -214,13 +220,26 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
-    Python frame; only the one in run() has, and the one that runs this.
+    So may a signal that somebody listens to. Threads that Python has started are counted. Others
+    show by their Python frames: our own, idle when this is asked, have none but the one in run()
+    and the one that runs this. Nor has a thread of a C library, which may complete a future.
     """
     if signals.awaited():
         return True
+    # First, because a look at their frames would let locals of other threads live longer than their
+    # functions, and the collector free them in another order than Python would have.
+    if _thread._count() > 0:
+        return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
-    return not sys._current_frames().keys() <= ours
+    if not sys._current_frames().keys() <= ours:
+        return True
+    return _core.futures_waiting() > 0 and _native_threads()
+
+
+def _native_threads() -> bool:
+    """Whether this process has threads that are neither ours nor, at the moment, Python's."""
+    ours = _core.counters()["threads"] + 1  # sysmon
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

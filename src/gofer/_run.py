@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _hooks, signals
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -157,6 +157,7 @@ def run(
         with (
             interrupts,
             _asyncgen.hooks_restored(),
+            _future.futures_awaitable(),
             signals.contexts_stopped(),
             _signal_pipe() as pipe,
         ):

@@ -9,15 +9,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, overload
 
 from gofer import _core
+from gofer._future import is_future
 from gofer._hooks import is_async
 
 T = TypeVar("T")
 
 
 async def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `fn`, plain or async."""
+    """Call `fn`, plain or async.
+
+    A goroutine or a future that it returns is its result. They can be awaited, too, but go on by
+    themselves; a coroutine or an operation would never begin.
+    """
     result = fn(*args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result) or isinstance(result, _core.Goroutine) or is_future(result):
+        return result
+    return await result
 
 
 def name_of(fn: Any) -> str:

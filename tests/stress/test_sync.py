@@ -4,6 +4,8 @@ import contextlib
 import random
 from typing import Any
 
+import pytest
+
 import gofer
 from tests.support import rounds, thread, until
 
@@ -556,5 +558,29 @@ def test_a_flight_is_shared_by_whoever_is_there(procs: int) -> None:
             await cancel_some(gs[1:], random.Random(i))
             await all_end(gs)
             await until(lambda: flying.load() == 0)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_failure_in_a_group_frees_the_turn_of_nobody(procs: int) -> None:
+    """The others are cancelled before the permit of the one that failed can be another's."""
+
+    async def main() -> None:
+        for _ in rounds(divide_by=10):
+            called: list[int] = []
+
+            async def worker(i: int, called: list[int] = called) -> None:
+                called.append(i)
+                raise KeyError(i)
+
+            with pytest.raises(ExceptionGroup):
+                await gofer.go(fail_together, worker)
+            assert len(called) == 1
+
+    async def fail_together(worker: Any) -> None:
+        async with gofer.Group(limit=1) as g:
+            for i in range(10):
+                g.go(worker, i)
+            await gofer.sleep(100_000)
 
     gofer.run(main, procs=procs)

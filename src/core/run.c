@@ -10,7 +10,8 @@
  *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
  *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
- * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
+ * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned
+ * (rescue). Each time that helped one of them to its end it starts counting anew.
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
@@ -20,7 +21,8 @@
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 
-static int rescues;
+static int rescues;          /* in vain: since as few were alive as are now */
+static int64_t fewest_alive; /* while they were made */
 
 bool check_forked(void)
 {
@@ -253,6 +255,38 @@ static bool all_asleep(void)
     return asleep && !atomic_load(&sched.exiting);
 }
 
+/* Clean-up code waits for something that will never come: cancel it again. After some times in vain it may be a
+ * lock whose holder is gone, for which a cancelled Cond.wait() waits whatever comes: see inherit() in sema.c. */
+static void rescue(bool draining)
+{
+    int64_t alive = g_alive();
+    if (alive < fewest_alive) {
+        fewest_alive = alive;
+        rescues = 0;
+    }
+    if (rescues++ >= RESCUES) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%lld goroutines did not end although they were cancelled %d times",
+                     (long long)alive, RESCUES + 1);
+        run_fail(compat_take_exception());
+        atomic_store(&sched.aborted, 1);
+        leave();
+        return;
+    }
+    if (rescues > RESCUES / 2) {
+        atomic_fetch_add(&sched.orphaned, 1);
+    }
+    if (draining) {
+        cancel_all(true);
+        return;
+    }
+    G *main_g = main_goroutine();
+    if (main_g != NULL) {
+        g_cancel(main_g, NULL);
+        Py_DECREF(main_g);
+    }
+}
+
 /* Every goroutine sleeps and no timer will wake one. Only a thread that is none of ours could; if there is
  * one, look again in a while. Called by the last M to go idle, which is already on the idle list. */
 int64_t check_dead(void)
@@ -272,23 +306,7 @@ int64_t check_dead(void)
     }
     bool draining = atomic_load(&sched.draining);
     if (draining || atomic_load(&sched.fatal) != NULL) {
-        /* Clean-up code that waits for something that will never come. */
-        G *main_g = main_goroutine();
-        if (rescues++ >= RESCUES) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%lld goroutines did not end although they were cancelled %d times",
-                         (long long)g_alive(), RESCUES + 1);
-            run_fail(compat_take_exception());
-            atomic_store(&sched.aborted, 1);
-            leave();
-        }
-        else if (draining) {
-            cancel_all(true);
-        }
-        else if (main_g != NULL) {
-            g_cancel(main_g, NULL);
-        }
-        Py_XDECREF(main_g);
+        rescue(draining);
         return TIME_NEVER;
     }
     PyObject *list = core_goroutines(NULL, NULL);
@@ -437,6 +455,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
+    fewest_alive = INT64_MAX;
     drain_since_ns = 0;
     unlock(&sched.lock);
 }

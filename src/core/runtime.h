@@ -375,6 +375,7 @@ typedef struct {
     _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
+    _Atomic uint32_t orphaned; /* counts up when locks may be taken from their holders: sema.c */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t thread_limit_hit; /* the limit; to be reported by the next M that can */
     _Atomic int32_t max_threads;

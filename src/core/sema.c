@@ -23,6 +23,7 @@ typedef struct {
     bool locked;           /* Mutex, RWMutex: by a writer */
     bool woken;            /* Mutex: somebody is on its way to try again */
     bool starving;         /* Mutex: handed over, no barging */
+    uint32_t inherited;    /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */
@@ -39,7 +40,7 @@ struct SyncOp {
     SyncOp *prev, *next;
     const G *waiter;
     int64_t since_ns;      /* MUTEX_LOCK: when it began to wait */
-    int64_t n;             /* SEM_ACQUIRE: permits */
+    int64_t n;             /* SEM_ACQUIRE: permits. `relocks`: sched.orphaned when it was queued */
     _Atomic uint8_t state; /* OP_...; OP_WAITING under the lock means: on its queue */
     uint8_t kind;
     bool relocks;   /* COND_WAIT in its second half: nothing stops it from locking */
@@ -350,6 +351,9 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     if (sharing()) {
         compat_share((PyObject *)op); /* others will see it from here on */
     }
+    if (op->relocks) {
+        op->n = atomic_load_explicit(&sched.orphaned, memory_order_relaxed);
+    }
     op->waiter = g;
     op->who = who_g(g);
     enqueue(op, at_front);
@@ -450,6 +454,35 @@ static bool syncop_take_back(SyncOp *op)
     return state == OP_WAITING || state == OP_WOKEN;
 }
 
+/* The run ends, and whoever holds the lock cannot let go of it any more: he is dead, or waits for ever and has
+ * been cancelled in vain (see check_dead). One of those who would raise Cancelled as soon as they have it again
+ * gets it in his place, so what follows runs with the lock held, and may unlock it, as always. One at a time:
+ * the others wait for him. */
+static bool inherit(SyncOp *op)
+{
+    Sync *s = op->obj;
+    uint32_t now = atomic_load(&sched.orphaned);
+    if (op->n == now) { /* queued since: the holder may be well */
+        return false;
+    }
+    obj_lock(&s->lock);
+    bool ours = op_state(op) == OP_WAITING && s->inherited != now;
+    if (ours) {
+        dequeue(op);
+        op_set_state(op, OP_FIRED);
+        s->inherited = now;
+        s->locked = true;
+        s->starving = s->starving && s->queue != NULL;
+        add(s, -get(s)); /* RWMutex: of readers */
+    }
+    obj_unlock(&s->lock);
+    if (ours) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+    }
+    return ours;
+}
+
 static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
@@ -487,6 +520,9 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
+        if (unlikely(op->relocks) && state == OP_WAITING && inherit(op)) {
+            return syncop_done(op, g, result);
+        }
         if (!may_cancel(op, g)) {
             return state == OP_WOKEN ? mutex_try_again(op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
@@ -1060,7 +1096,8 @@ static PyObject *cond_broadcast(PyObject *self, PyObject *Py_UNUSED(a))
 static PyMethodDef cond_methods[] = {
     {"wait", cond_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: unlock the mutex, wait for a signal, lock it again (also before "
-     "raising).\n\n"
+     "raising).\n"
+     "If run() ends and the mutex was left locked, one that waits takes it over.\n\n"
      ">>> async with cond.mu:\n...     while not ready:\n...         await cond.wait()"},
     {"signal", cond_signal, METH_NOARGS,
      "signal()\n--\n\nWake the one that has waited longest.\n\n>>> cond.signal()"},

@@ -246,24 +246,45 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-static PyObject *name_of(PyObject *coro)
+/* Of a coroutine or a function. */
+static PyObject *name_of(PyObject *obj)
 {
-    PyObject *name = PyObject_GetAttrString(coro, "__qualname__");
-    if (name == NULL) {
-        PyErr_Clear(); /* a coroutine of another implementation */
-        name = PyUnicode_FromString(Py_TYPE(coro)->tp_name);
+    PyObject *name = PyObject_GetAttrString(obj, "__qualname__"), *inner = NULL;
+    if (name != NULL) {
+        return name;
     }
-    return name;
+    PyErr_Clear(); /* a coroutine of another implementation, or no plain function */
+    inner = PyObject_GetAttrString(obj, "func"); /* functools.partial */
+    name = inner != NULL ? PyObject_GetAttrString(inner, "__qualname__") : NULL;
+    Py_XDECREF(inner);
+    if (name != NULL && PyUnicode_Check(name)) {
+        return name;
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString(Py_TYPE(obj)->tp_name);
 }
 
 static _Thread_local bool go_for_caller;
 
-/* Where one of the callers of the Python function that called us stands: a new reference, or NULL. */
-static PyCodeObject *caller_at(int depth, int32_t *lasti)
+/* Whether it runs code of this package. */
+static bool is_ours(PyFrameObject *frame)
+{
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    PyObject *name = PyDict_GetItemString(globals, "__name__");
+    bool ours = name != NULL && PyUnicode_Check(name) &&
+                PyUnicode_CompareWithASCIIString(name, "gofer.") > 0 &&
+                PyUnicode_CompareWithASCIIString(name, "gofer/") < 0; /* gofer.anything */
+    Py_DECREF(globals);
+    return ours;
+}
+
+/* Where the user's code stands that called the function of ours that called us: a new reference, or NULL. */
+static PyCodeObject *caller_outside(int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (depth-- > 0 && frame != NULL) {
+    while (frame != NULL && is_ours(frame)) {
         Py_SETREF(frame, PyFrame_GetBack(frame));
     }
     PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
@@ -316,8 +337,7 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         g->site_lasti = asked->site_lasti;
     }
     else if (unlikely(go_for_caller)) {
-        g->site_code = caller_at(2, &g->site_lasti);
-        g->begins = true;
+        g->site_code = caller_outside(&g->site_lasti);
     }
     else {
         g->site_code = compat_caller(ts, &g->site_lasti);
@@ -397,13 +417,16 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     return call;
 }
 
-/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say), it is run here too. */
+/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say) or an operation (`ch.send`
+ * is a plain function), it is awaited here too. */
 PyObject *g_call_plain(G *g)
 {
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    return result != NULL && PyCoro_CheckExact(result) ? block_plain(tls_m, result) : result;
+    bool more = result != NULL && (PyCoro_CheckExact(result) ||
+                                   PyObject_TypeCheck(result, &Operation_Type));
+    return more ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until
@@ -654,7 +677,7 @@ done:
     return (PyObject *)g;
 }
 
-/* go() for go_wrapped(), on behalf of Group.go() and the like: created by whoever called that. */
+/* go() on behalf of WaitGroup.go() and the like: created by whoever called that. */
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
@@ -681,7 +704,7 @@ bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
     }
     cb->fn = Py_NewRef(fn);
     cb->args = Py_NewRef(args);
-    cb->site_code = caller_at(1, &cb->site_lasti);
+    cb->site_code = caller_outside(&cb->site_lasti);
     cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     return true;
 }
@@ -940,6 +963,7 @@ static void g_leaked(G *g)
     Py_XDECREF(r);
     g_drop_coro(g);
     count_ended(tls_m);
+    join_leaked(g);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }

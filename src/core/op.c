@@ -332,7 +332,14 @@ static JoinOp join_fired, join_done; /* never used as records */
 #define JOIN_FIRED (&join_fired)     /* taken off by the dying target, which hands `g` on */
 #define JOIN_DONE  (&join_done)
 
-PyObject *join_new(PyObject *target)
+enum { WHO_COUNTS = 2 }; /* the tag of a WaitGroup */
+
+static bool who_counts(Who who)
+{
+    return who.word & WHO_COUNTS;
+}
+
+static JoinOp *join_alloc(G *target)
 {
     M *m = tls_m;
     JoinOp *op = free_list_pop(m, FREE_JOIN);
@@ -344,11 +351,16 @@ PyObject *join_new(PyObject *target)
     }
     live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
-    op->target = (G *)Py_NewRef(target);
+    op->target = (G *)Py_XNewRef((PyObject *)target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
     PyObject_GC_Track(op);
-    return (PyObject *)op;
+    return op;
+}
+
+PyObject *join_new(PyObject *target)
+{
+    return (PyObject *)join_alloc((G *)target);
 }
 
 static JoinOp *join_prev(JoinOp *op)
@@ -418,6 +430,12 @@ void join_fire_all(M *m, JoinOp *op, bool next)
     while (op != NULL) {
         JoinOp *following = op->next;
         PyObject *sel;
+        if (unlikely(who_counts(op->who))) {
+            op->next = NULL;
+            due_later(m, (PyObject *)op);
+            op = following;
+            continue;
+        }
         G *g = who_take(&op->who, (PyObject *)op, &sel);
         op->next = NULL;
         if (g != NULL && !goready(m, g, next && following == NULL)) {
@@ -436,9 +454,63 @@ void join_drop_all(JoinOp *op)
     while (op != NULL) {
         JoinOp *next = op->next;
         op->next = NULL;
+        if (who_counts(op->who)) {
+            join_counted((PyObject *)op);
+        }
         WHO_CLEAR(op->who);
         Py_DECREF(op);
         op = next;
+    }
+}
+
+/* ---- a WaitGroup counts the end of a goroutine with a record in the list of those who wait for it ---- */
+
+int join_count(G *target, PyObject *wg)
+{
+    JoinOp *op = join_alloc(NULL);
+    if (op == NULL) {
+        return -1;
+    }
+    if (sharing()) {
+        compat_share((PyObject *)op);
+    }
+    op->who = (Who){(uintptr_t)Py_NewRef(wg) | WHO_COUNTS};
+    g_lock(target);
+    bool dead = g_state(target) == G_DEAD;
+    if (!dead) {
+        join_link(target, op); /* with our reference */
+    }
+    g_unlock(target);
+    if (dead) {
+        Py_DECREF(op);
+    }
+    return !dead;
+}
+
+void join_counted(PyObject *op)
+{
+    wg_ended(who_object(((JoinOp *)op)->who));
+}
+
+/* The others in its list are garbage as it is, and whoever is left of them when that is cleared is dropped. */
+void join_leaked(G *target)
+{
+    for (;;) {
+        JoinOp *found = NULL;
+        g_lock(target);
+        for (JoinOp *op = target->waiters; op != NULL && found == NULL;) {
+            found = who_counts(op->who) ? op : NULL;
+            op = op->next != target->waiters ? op->next : NULL;
+        }
+        if (found != NULL) {
+            join_unlink(target, found, JOIN_DONE);
+        }
+        g_unlock(target);
+        if (found == NULL) {
+            return;
+        }
+        join_counted((PyObject *)found);
+        Py_DECREF(found);
     }
 }
 

@@ -225,7 +225,6 @@ struct G {
     bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
     uint16_t locks; /* nested lock_os_thread() */
     bool late;             /* cleans up after others: not cancelled when main ends */
-    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
@@ -269,8 +268,8 @@ typedef struct { /* memory of dead objects, chained through their first bytes af
 enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
 enum { LIVE_G, LIVE_OP, LIVE_KINDS };
 
-/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1,
- * owners of timers that are due (see timer_due). */
+/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1, owners of
+ * timers that are due (see timer_due) and records that count (see join_count). */
 typedef struct {
     uintptr_t *items;
     size_t n, cap;
@@ -571,7 +570,7 @@ PyObject *sleep_new(PyObject *module, PyObject *seconds);
 /* ---- op.c: what all operations share, gosched, and waiting for a goroutine --------------------- */
 
 /* Whom a wait record wakes: a goroutine or, tagged with 1, a select, of whose records the first that is
- * taken off its queue wins. One rule for every record: `who` belongs to whoever takes the record off. A
+ * taken off its queue wins. (Tagged with 2, in the list of a goroutine: a WaitGroup, which counts its end.) One rule for every record: `who` belongs to whoever takes the record off. A
  * waker that does moves the goroutine's reference to the run queue; the goroutine itself, cancelled,
  * drops it. */
 typedef struct {
@@ -581,7 +580,7 @@ typedef struct {
 typedef struct JoinOp {
     PyObject_HEAD
     Who who;                       /* who waits */
-    G *target;                     /* owned */
+    G *target;                     /* owned; NULL: it only counts */
     _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
@@ -597,6 +596,10 @@ PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 void join_drop_all(JoinOp *first);          /* nobody will ever run again */
+int join_count(G *target, PyObject *wg);    /* tell `wg` of its end: 1; 0: it is dead; -1: error */
+void join_counted(PyObject *op);            /* by due_later: it has ended; P in P_USER */
+void join_leaked(G *target);                /* so has a leak: only those that count are told */
+void wg_ended(PyObject *wg);                /* sema.c: one counted down; P in P_USER */
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
@@ -639,7 +642,7 @@ static inline Who who_g(G *g)
 
 static inline PyObject *who_object(Who who)
 {
-    return (PyObject *)(who.word & ~(uintptr_t)1);
+    return (PyObject *)(who.word & ~(uintptr_t)3);
 }
 
 static inline bool who_is_select(Who who)

@@ -1014,6 +1014,26 @@ static PyObject *wg_wait(PyObject *self, PyObject *Py_UNUSED(a))
     return syncop_new((Sync *)self, WG_WAIT, 0);
 }
 
+/* _count(goroutine): it has been added; count it down when it has ended. */
+static PyObject *wg_count(PyObject *self, PyObject *g)
+{
+    if (!Py_IS_TYPE(g, &Goroutine_Type)) {
+        PyErr_Format(PyExc_TypeError, "WaitGroup counts goroutines, not %R", g);
+        return NULL;
+    }
+    int r = join_count((G *)g, self);
+    return r < 0 ? NULL : r > 0 ? Py_NewRef(Py_None) : wg_change((Sync *)self, -1);
+}
+
+void wg_ended(PyObject *wg)
+{
+    PyObject *r = wg_change((Sync *)wg, -1);
+    if (r == NULL) { /* somebody has called done() too often, and nobody is there to hear of it */
+        run_fail(compat_take_exception());
+    }
+    Py_XDECREF(r);
+}
+
 static PyObject *wg_repr(PyObject *self)
 {
     return PyUnicode_FromFormat("<WaitGroup %lld at %p>", (long long)get((Sync *)self),
@@ -1026,6 +1046,7 @@ static PyMethodDef wg_methods[] = {
     {"done", wg_done, METH_NOARGS, "done()\n--\n\nCount one down.\n\n>>> wg.done()"},
     {"wait", wg_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: until the counter is zero.\n\n>>> await wg.wait()"},
+    {"_count", wg_count, METH_O, NULL},
     {NULL},
 };
 

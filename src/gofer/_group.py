@@ -40,7 +40,6 @@ class Group:
         self._permits = _core.Semaphore(limit) if limit is not None else None
         self._collapse = collapse
         self._running = WaitGroup()
-        self._ending: set[_core.Goroutine[Any]] = set()  # counted down, but not quite dead
         self._failed: list[_core.Goroutine[Any]] = []
         self._context: context.Context | None = None
         self._state = "new"
@@ -79,10 +78,12 @@ class Group:
             raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
-            return go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
+            g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise
+        self._running._count(g)
+        return g
 
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -103,17 +104,9 @@ class Group:
             self._failed.append(me)
             self.context.cancel(exc)
             raise
-        finally:
-            for g in self._ending.copy():
-                if g.done():
-                    self._ending.discard(g)
-            self._ending.add(me)
-            self._running.done()
 
     async def _all_ended(self) -> None:
         await self._running.wait()
-        while not all(g.done() for g in self._ending):
-            await _core.gosched()
         await _core.sleep(0)  # an outer context that ended them may be over for us too: say so
 
     async def _all_ended_at_last(self) -> Cancelled | None:

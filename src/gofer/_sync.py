@@ -34,7 +34,7 @@ def go_wrapped(
     kwargs: dict[str, Any],
     name: str,
 ) -> _core.Goroutine[T]:
-    """Start wrapper(fn, args, kwargs), created where the caller of our caller stands.
+    """Start wrapper(fn, args, kwargs), created where the user's code stands.
 
     If `fn` is plain, so is the goroutine, which runs the wrapper's coroutine on its own thread.
     """
@@ -54,7 +54,9 @@ class WaitGroup(_core.WaitGroup):
 
     __slots__ = ()
 
-    def go(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> _core.Goroutine[Any]:
+    def go(
+        self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[Any]:
         """Start a goroutine, plain or async, and count it until it has ended, however it does.
 
         >>> wg.go(fetch, url)
@@ -63,19 +65,12 @@ class WaitGroup(_core.WaitGroup):
             raise TypeError(f"WaitGroup.go() needs a function, not {fn!r}")
         self.add()
         try:
-            return go_wrapped(self._counted, fn, args, kwargs, name_of(fn))
+            g = _core.go_here(fn, *args, name=name, **kwargs)
         except BaseException:
             self.done()
             raise
-
-    async def _counted(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            await _core.sleep(0)  # go_here() always begins: was it cancelled before?
-            return await _call(fn, *args, **kwargs)
-        finally:
-            self.done()
+        self._count(g)
+        return g
 
 
 class Once:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, overload
 
 from gofer import _core
+from gofer._errors import Cancelled
 from gofer._hooks import is_async
 
 T = TypeVar("T")
@@ -89,7 +90,8 @@ class Once:
     async def do(self, fn: Callable[..., Any], *args: Any) -> None:
         """Operation: call `fn`, plain or async, unless that has been done; return when it has.
 
-        If it raises, it counts as done, and only this caller gets the exception.
+        If it raises, it counts as done, and only this caller gets the exception. A caller that is
+        cancelled meanwhile leaves it to the next one.
 
         >>> await once.do(load_config, "app.toml")
         """
@@ -100,8 +102,16 @@ class Once:
             if not self._done:
                 try:
                     await _call(fn, *args)
-                finally:
+                except Cancelled:
+                    raise  # the caller was given up, the function has not failed
+                except BaseException:
                     self._done = True
+                    raise
+                self._done = True
+
+    def __repr__(self) -> str:
+        state = "done" if self._done else "running" if self._mu.locked() else "new"
+        return f"<Once {state} at {id(self):#x}>"
 
 
 @overload
@@ -111,7 +121,8 @@ def once_value(fn: Callable[[], T]) -> Callable[[], Coroutine[Any, Any, T]]: ...
 def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
     """Make `fn`, plain or async, a function that is called once and gives its result for ever.
 
-    If it raises, every caller gets that exception.
+    If it raises, every caller gets that exception. A caller that is cancelled while it runs the
+    function leaves that to the next one.
 
     >>> config = once_value(load_config)
     >>> value = await config()
@@ -127,10 +138,11 @@ def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
         assert call is not None
         try:
             value = await _call(call)
+        except Cancelled:
+            raise
         except BaseException as exc:
             error, traceback = exc, exc.__traceback__
-        finally:
-            call = None
+        call = None
 
     @functools.wraps(fn)
     async def get() -> Any:

@@ -103,32 +103,33 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-static void count_begun(M *m)
+/* The M of this thread, NULL if it has none, or if it only finishes a function that run() did not wait for. */
+static M *own_m(void)
 {
-    if (likely(m != NULL)) {
-        count_add(&m->gbegun, 1);
-    }
-    else {
-        atomic_fetch_add(&sched.gbegun, 1);
-    }
+    M *m = tls_m;
+    bool orphan = m != NULL && atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN;
+    return unlikely(orphan) ? NULL : m;
 }
 
-static void count_ended(M *m)
+/* On a thread that is no M, the run whose goroutine it was may be over (it was aborted). */
+static void count_ended(M *m, const G *g)
 {
     if (likely(m != NULL)) {
         count_add(&m->gended, 1);
+        return;
     }
-    else {
+    lock(&sched.lock);
+    if (g->run == sched.run) {
         atomic_fetch_add(&sched.gended, 1);
     }
+    unlock(&sched.lock);
 }
 
-/* Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
+/* sched.lock. Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
  * counts an end, fences (here) and adds up, so of several that end at once the last sees them all. */
-int64_t g_alive(void)
+int64_t g_alive_locked(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    lock(&sched.lock);
     int64_t n = -atomic_load(&sched.gended);
     n -= sched.m0 != NULL ? atomic_load(&sched.m0->gended) : 0;
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
@@ -139,6 +140,13 @@ int64_t g_alive(void)
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         n += atomic_load(&m->gbegun);
     }
+    return n;
+}
+
+int64_t g_alive(void)
+{
+    lock(&sched.lock);
+    int64_t n = g_alive_locked();
     unlock(&sched.lock);
     return n;
 }
@@ -236,9 +244,6 @@ static void g_unclaim(G *g)
 
 static uint64_t next_id(M *m)
 {
-    if (m == NULL) {
-        return atomic_fetch_add(&sched.next_id, 1);
-    }
     if (m->id_next == m->id_end) {
         m->id_next = atomic_fetch_add(&sched.next_id, ID_BLOCK);
         m->id_end = m->id_next + ID_BLOCK;
@@ -324,7 +329,6 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     }
     live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
-    g->id = next_id(m);
     G *parent = asked == NULL && m != NULL ? m->curg : NULL;
     g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
     g->coro = coro;
@@ -347,8 +351,14 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     PyObject_GC_Track(g);
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
+    if (unlikely(m == NULL)) {
+        g->foreign = 1; /* until it is let in */
+        return g;
+    }
+    g->id = next_id(m);
+    g->run = sched.run;
     allgs_add(g);
-    count_begun(m);
+    count_add(&m->gbegun, 1);
     if (parent != NULL && unlikely(parent->bind != NULL)) {
         bind_inherit(g, parent); /* may mark it, at once or from another thread: so it comes last */
     }
@@ -360,17 +370,63 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     return g_make(m, coro, name, put_off, late, NULL);
 }
 
+/* A thread that is no M may be anywhere in go() when the run ends and the next one begins. Being counted, being
+ * found by those who look and being sure of the run are one step for it. */
+static bool let_in_foreign(G *g)
+{
+    lock(&sched.lock);
+    bool ok = atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting);
+    if (ok) {
+        g->id = atomic_fetch_add(&sched.next_id, 1);
+        allgs_add(g);
+        if (!g->late && atomic_load(&sched.draining)) {
+            allgs_remove(g);
+            ok = false;
+        }
+    }
+    if (ok) {
+        g->foreign = 0;
+        g->run = sched.run;
+        atomic_fetch_add(&sched.gbegun, 1);
+    }
+    unlock(&sched.lock);
+    return ok;
+}
+
+bool g_let_in(G *g)
+{
+    if (unlikely(g->foreign)) {
+        return let_in_foreign(g);
+    }
+    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
+    return g->late || likely(!atomic_load(&sched.draining));
+}
+
+void g_let_in_main(G *g)
+{
+    lock(&sched.lock);
+    g->id = 1; /* whatever threads of the last run's do now */
+    g->foreign = 0;
+    g->run = sched.run;
+    allgs_add(g);
+    atomic_fetch_add(&sched.gbegun, 1);
+    unlock(&sched.lock);
+}
+
 void g_discard(G *g)
 {
+    bool counted = !g->foreign;
     if (g->claimed) {
         g_unclaim(g);
     }
     bind_drop_all(g);
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
+    if (counted) {
+        count_ended(own_m(), g);
+    }
     Py_DECREF(g);
     Py_DECREF(g);
-    count_ended(tls_m);
-    if (atomic_load(&sched.counting)) {
+    if (counted && atomic_load(&sched.counting)) {
         some_g_ended();
     }
 }
@@ -549,13 +605,18 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
+    M *m = own_m();
+    if (unlikely(m != tls_m)) {
+        PyErr_SetString(PyExc_RuntimeError, "go(): the runtime of this goroutine has ended");
+        return NULL;
+    }
     if (atomic_load(&sched.running) != RUN_ON) {
         PyErr_SetString(PyExc_RuntimeError,
                         "go() needs a running runtime: call it inside gofer.run(main)");
         return NULL;
     }
     if (atomic_load(&sched.draining)) {
-        refuse_go(tls_m);
+        refuse_go(m);
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
@@ -655,22 +716,21 @@ done:
         name = own_name = name_of(fn);
     }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
-    G *g = g_new(tls_m, coro, name, put_off, false);
+    G *g = g_new(m, coro, name, put_off, false);
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
     g->plain = plain;
-    if (given && !claim(g)) {
-        g_discard(g);
-        return NULL;
-    }
-    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
-    if (unlikely(atomic_load(&sched.draining))) {
+    if (unlikely(!g_let_in(g))) {
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
-        refuse_go(tls_m);
+        refuse_go(m);
+        return NULL;
+    }
+    if (given && !claim(g)) {
+        g_discard(g);
         return NULL;
     }
     start_g(g, true); /* the run queue's reference; the other is the caller's */
@@ -721,7 +781,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_make(tls_m, coro, name, 0, false, cb); /* eats coro */
+        g = g_make(own_m(), coro, name, 0, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -732,7 +792,7 @@ void callback_start(Callback *cb)
         return;
     }
     g->plain = !async;
-    if (unlikely(atomic_load(&sched.draining))) { /* as in core_go */
+    if (unlikely(!g_let_in(g))) { /* as in core_go */
         PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
         Py_XDECREF(r);
         g_discard(g);
@@ -772,7 +832,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m);
+    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
@@ -962,7 +1022,7 @@ static void g_leaked(G *g)
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    count_ended(tls_m);
+    count_ended(own_m(), g);
     join_leaked(g);
     if (atomic_load(&sched.counting)) {
         some_g_ended();

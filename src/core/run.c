@@ -5,7 +5,8 @@
  *      Otherwise `draining` is set, so go() refuses, and every other goroutine is cancelled, once: its
  *      finally blocks may still wait for things.
  *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
- *      allgs. So none slips through.
+ *      allgs. So none slips through. On a thread that is no M go() does that, and counts it, under
+ *      sched.lock, where it also sees whether this run, or the next, lets anybody in (g_let_in).
  *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by
  *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
@@ -108,12 +109,22 @@ void run_fail(PyObject *exc)
 
 /* ---- ending ---- */
 
-static void leave(void)
+/* One step with the count: a thread that is no M may start a goroutine right now. */
+static bool leave_if(bool none_left)
 {
     lock(&sched.lock);
-    atomic_store(&sched.exiting, 1);
-    wake_all_ms();
+    bool ok = !none_left || g_alive_locked() == 0;
+    if (ok) {
+        atomic_store(&sched.exiting, 1);
+        wake_all_ms();
+    }
     unlock(&sched.lock);
+    return ok;
+}
+
+static void leave(void) /* whatever is left */
+{
+    leave_if(false);
 }
 
 static void cancel_all(bool again)
@@ -162,7 +173,9 @@ void some_g_ended(void)
             PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
             run_fail(compat_take_exception());
         }
-        leave();
+        if (!leave_if(true)) {
+            atomic_store(&sched.ending, 0);
+        }
     }
 }
 
@@ -380,8 +393,9 @@ static void bury_the_rest(M *m)
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
             bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
-            found |= waits; /* if not now, then next time round */
-            if (waits && (s & G_SCAN)) {
+            bool comes = (s & G_STATE) == G_RUNNABLE && all[i]->wired == NULL; /* a foreign thread is about to queue it */
+            found |= waits || comes; /* if not now, then next time round */
+            if (comes || (waits && (s & G_SCAN))) {
                 Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
                 usleep(50);
                 Py_END_ALLOW_THREADS
@@ -438,13 +452,14 @@ static void reset_sched(M *m0)
     lock(
         &sched
              .lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    sched.run++;
     sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
     sched.idle_ms = NULL;
     sched.poller = NULL;
     atomic_store(&sched.poll_until_ns, 0);
-    atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.next_id, 2);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
@@ -554,6 +569,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
     if (g != NULL) {
         g->plain = PyTuple_CheckExact(coro);
+        g_let_in_main(g);
     }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
@@ -697,6 +713,11 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
     G *g = g_new(tls_m, Py_NewRef(coro), NULL, 0, true);
     if (g == NULL) {
+        return NULL;
+    }
+    if (!g_let_in(g)) {
+        g_discard(g);
+        PyErr_SetString(PyExc_RuntimeError, "the runtime has ended");
         return NULL;
     }
     start_g(g, true);

@@ -221,8 +221,9 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block() */
+        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
     bool plain;     /* a plain function: coro is (fn, args, kwargs or None) */
+    uint8_t run;    /* which run it belongs to, of the last 256 */
     uint16_t locks; /* nested lock_os_thread() */
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool roam;             /* main only: may run on another thread this time */
@@ -402,6 +403,7 @@ typedef struct {
     M *allm; /* all but m0 */
     int32_t nmidle, nm;
     int32_t next_m_id;
+    uint8_t run; /* counts the runs; changes while there is none */
 
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
@@ -696,9 +698,11 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-/* Created where the caller stands. Eats coro; returns two references. */
+/* Created where the caller stands. Eats coro; returns two references. Then it must be let in, or discarded. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
+bool g_let_in(G *g); /* into the run; false: that ends */
+void g_let_in_main(G *g);
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
@@ -712,6 +716,7 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
 /* Start fn(*args), plain or async, as a goroutine made earlier: nobody is there to hear of an error. */

@@ -815,8 +815,16 @@ static PyObject *chan_repr(PyObject *self)
 {
     Chan *ch = chan_of(self);
     const char *name = strrchr(Py_TYPE(self)->tp_name, '.');
+    if (ch->timed) {
+        PyObject *state = PyObject_CallMethod((PyObject *)ch, "state", NULL);
+        PyObject *r = state != NULL ? PyUnicode_FromFormat("<%s of a timer, %U, at %p>", name + 1,
+                                                           state, (void *)ch)
+                                    : NULL;
+        Py_XDECREF(state);
+        return r;
+    }
     return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name != NULL ? name + 1 : Py_TYPE(self)->tp_name, chan_len(self),
+        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self),
         ch->cap, atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "",
         (void *)ch);
 }

@@ -649,7 +649,9 @@ static PyObject *core_context(PyObject *Py_UNUSED(mod), PyObject *args)
     PyObject *parent, *seconds, *key, *value;
     int64_t ns = 0;
     if (!PyArg_ParseTuple(args, "iOOOO", &kind, &parent, &seconds, &key, &value) ||
-        (seconds != Py_None && !seconds_to_ns(seconds, "a deadline", &ns)) || check_forked()) {
+        (seconds != Py_None &&
+         !seconds_to_ns(seconds, kind == TIMEOUT ? "timeout()" : "with_timeout()", &ns)) ||
+        check_forked()) {
         return NULL;
     }
     if (parent == Py_None) {
@@ -788,7 +790,8 @@ static PyObject *ctx_deadline(PyObject *self, void *Py_UNUSED(x))
     return at == TIME_NEVER ? Py_NewRef(Py_None) : PyFloat_FromDouble((double)at / 1e9);
 }
 
-static PyObject *ctx_repr(PyObject *self)
+/* Where it comes from, as Go tells it. */
+static PyObject *ctx_name(PyObject *self)
 {
     Context *c = (Context *)self;
     if (c->parent == NULL) {
@@ -797,7 +800,7 @@ static PyObject *ctx_repr(PyObject *self)
     if (Py_EnterRecursiveCall(" while getting the repr of a context")) {
         return NULL;
     }
-    PyObject *parent = ctx_repr((PyObject *)c->parent), *r = NULL;
+    PyObject *parent = ctx_name((PyObject *)c->parent), *r = NULL;
     Py_LeaveRecursiveCall();
     if (parent == NULL) {
         return NULL;
@@ -815,9 +818,23 @@ static PyObject *ctx_repr(PyObject *self)
     }
     else {
         r = PyUnicode_FromFormat("%U.%s", parent,
-                                 c->kind == CANCEL ? "WithCancel" : "WithoutCancel");
+                                 c->kind == CANCEL   ? "WithCancel"
+                                 : c->kind == SHIELD ? "Shield"
+                                                     : "WithoutCancel");
     }
     Py_DECREF(parent);
+    return r;
+}
+
+static PyObject *ctx_repr(PyObject *self)
+{
+    Context *c = (Context *)self;
+    PyObject *name = ctx_name(self);
+    if (name == NULL || !is_over(c)) {
+        return name;
+    }
+    PyObject *r = PyUnicode_FromFormat("%U (over: %R)", name, c->err);
+    Py_DECREF(name);
     return r;
 }
 
@@ -1012,6 +1029,16 @@ static void func_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+static PyObject *func_repr(PyObject *self)
+{
+    Func *f = (Func *)self;
+    obj_lock(&f->ctx->root->lock);
+    bool pending = f->pending;
+    obj_unlock(&f->ctx->root->lock);
+    return PyUnicode_FromFormat("<after_func of %R, calls %R, %s>", f->ctx, f->cb.fn,
+                                pending ? "pending" : "called or stopped");
+}
+
 static PyTypeObject Func_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.context.AfterFunc",
     .tp_basicsize = sizeof(Func),
@@ -1020,6 +1047,7 @@ static PyTypeObject Func_Type = {
     .tp_dealloc = func_dealloc,
     .tp_traverse = func_traverse,
     .tp_clear = func_clear,
+    .tp_repr = func_repr,
     .tp_call = func_stop,
 };
 

@@ -259,6 +259,11 @@ static void ready_dealloc(PyObject *self)
     PyObject_GC_Del(self);
 }
 
+static PyObject *ready_repr(PyObject *Py_UNUSED(self))
+{
+    return PyUnicode_FromString("<operation, done>");
+}
+
 static PyAsyncMethods ready_async = {.am_await = PyObject_SelfIter, .am_send = ready_send};
 
 PyTypeObject ReadyOp_Type = {
@@ -269,6 +274,7 @@ PyTypeObject ReadyOp_Type = {
     .tp_dealloc = ready_dealloc,
     .tp_traverse = ready_traverse,
     .tp_clear = ready_clear,
+    .tp_repr = ready_repr,
     .tp_as_async = &ready_async,
     .tp_iter = PyObject_SelfIter,
     .tp_iternext = op_iternext,

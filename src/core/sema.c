@@ -794,9 +794,13 @@ static PyObject *mutex_repr(PyObject *self)
     Sync *s = (Sync *)self;
     obj_lock(&s->lock);
     bool locked = s->locked;
+    long long readers = (long long)get(s); /* of a Mutex: none */
     obj_unlock(&s->lock);
-    return PyUnicode_FromFormat("<%s%s at %p>", Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex",
-                                locked ? " locked" : "", (void *)self);
+    const char *name = Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex";
+    return readers > 0 ? PyUnicode_FromFormat("<%s read-locked %lld times at %p>", name, readers,
+                                              (void *)self)
+                       : PyUnicode_FromFormat("<%s%s at %p>", name, locked ? " locked" : "",
+                                              (void *)self);
 }
 
 static PyMethodDef mutex_methods[] = {LOCK_METHODS, {NULL}};
@@ -925,6 +929,11 @@ static void reader_dealloc(PyObject *self)
     PyObject_GC_Del(self);
 }
 
+static PyObject *reader_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<reader of %R>", ((Reader *)self)->rw);
+}
+
 static PyMethodDef reader_methods[] = {
     {"__aenter__", reader_aenter, METH_NOARGS, NULL},
     {"__aexit__", FAST(reader_aexit), METH_FASTCALL, NULL},
@@ -940,6 +949,7 @@ static PyTypeObject Reader_Type = {
     .tp_doc = "The read side of an RWMutex.",
     .tp_dealloc = reader_dealloc,
     .tp_traverse = reader_traverse,
+    .tp_repr = reader_repr,
     .tp_methods = reader_methods,
 };
 
@@ -1114,6 +1124,18 @@ static PyObject *cond_broadcast(PyObject *self, PyObject *Py_UNUSED(a))
     return cond_wake((Sync *)self, true);
 }
 
+static PyObject *cond_repr(PyObject *self)
+{
+    Sync *s = (Sync *)self;
+    long long n = 0;
+    obj_lock(&s->lock);
+    for (SyncOp *op = s->queue; op != NULL; n++) {
+        op = op->next != s->queue ? op->next : NULL;
+    }
+    obj_unlock(&s->lock);
+    return PyUnicode_FromFormat("<Cond of %R, %lld waiting, at %p>", s->mu, n, (void *)self);
+}
+
 static PyMethodDef cond_methods[] = {
     {"wait", cond_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: unlock the mutex, wait for a signal, lock it again (also before "
@@ -1136,6 +1158,7 @@ static PyTypeObject Cond_Type = {
         "Cond(mu)\n--\n\nA condition variable: wait() for a signal, in the order of arrival.\n\n"
         ">>> cond = Cond(Mutex())\n>>> cond.signal()",
     .tp_new = cond_tp_new,
+    .tp_repr = cond_repr,
     .tp_methods = cond_methods,
     .tp_members = cond_members,
 };

@@ -299,6 +299,10 @@ bool seconds_to_ns(PyObject *seconds, const char *what, int64_t *ns)
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "%s needs a number of seconds, not %R", what, seconds);
         }
+        else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s needs a finite number of seconds, not an int that large", what);
+        }
         return false;
     }
     if (!isfinite(s)) {

@@ -85,6 +85,9 @@ class Group:
         self._running._count(g)
         return g
 
+    def __repr__(self) -> str:
+        return f"<Group {self._state}, running: {self._running!r}, at {id(self):#x}>"
+
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

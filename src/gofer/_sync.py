@@ -197,6 +197,10 @@ class Pool(Generic[T]):
         if x is not None:
             self._stores.setdefault(_core.proc_id(), []).append(x)
 
+    def __repr__(self) -> str:
+        kept = sum(map(len, (*list(self._stores.values()), *list(self._old.values()))))
+        return f"<Pool {kept} kept, new: {self._new!r}, at {id(self):#x}>"
+
     def _age(self) -> None:
         self._old = self._stores
         self._stores = {}

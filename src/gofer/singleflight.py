@@ -73,6 +73,9 @@ class Flight:
         """
         self._calls.pop(key, None)
 
+    def __repr__(self) -> str:
+        return f"<Flight {len(self._calls)} calls at {id(self):#x}>"
+
     async def _fly(
         self,
         key: Hashable,

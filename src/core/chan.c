@@ -675,7 +675,8 @@ static PyObject *chan_cap(PyObject *self, void *Py_UNUSED(c))
 
 static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
 {
-    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_relaxed));
+    /* acquire: who sees that a context's `done` is closed sees what was before that */
+    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_acquire));
 }
 
 static PyObject *view_new(PyTypeObject *type, Chan *ch, PyObject *owner)

@@ -207,18 +207,19 @@ static void ended_add(Ended *e, Context *c)
     e->all[e->n++] = c;
 }
 
-/* Locked; `c` is off its parent's list. From here on everybody sees it over, and `done` closed. */
+/* Locked; `c` is off its parent's list. From here on everybody sees it over, and `done` closed. In this order: who sees
+ * `done` closed, without any lock, finds it over. Who sees it over waits for the lock (look), and finds `done` closed. */
 static void mark_over(M *with_p, Context *c, Context *origin, PyObject *err, PyObject *cause)
 {
     c->origin = origin;
     c->err = Py_NewRef(err);
     c->cause = Py_XNewRef(cause);
+    atomic_store_explicit(&c->over, true, memory_order_release);
     if (c->done != NULL) {
         obj_lock(&c->done->lock);
-        atomic_store_explicit(&c->done->closed, 1, memory_order_relaxed);
+        atomic_store_explicit(&c->done->closed, 1, memory_order_release);
         obj_unlock(&c->done->lock);
     }
-    atomic_store_explicit(&c->over, true, memory_order_release);
     for (Bind *b = c->bound; b != NULL; b = b->next) {
         atomic_fetch_or(&b->g->state, G_OVER);
         Py_INCREF(b->g);
@@ -368,7 +369,14 @@ static Context *outer(const Context *c)
     return c->root == c ? NULL : c->parent;
 }
 
-/* Whether it is over by now. -1 with an exception. */
+/* It is over: let whoever ends it get on to `done`, see mark_over. */
+static void await_end(Context *c)
+{
+    obj_lock(&c->root->lock);
+    obj_unlock(&c->root->lock);
+}
+
+/* Whether it is over by now, and `done` closed. -1 with an exception. */
 static int look(Context *c)
 {
     Context *whose = is_over(c) ? NULL : c;
@@ -376,7 +384,14 @@ static int look(Context *c)
     while (whose != NULL && atomic_load(&whose->deadline_ns) > now) {
         whose = outer(whose);
     }
-    return whose != NULL && !context_expire(whose) ? -1 : is_over(c);
+    if (whose != NULL && !context_expire(whose)) {
+        return -1;
+    }
+    if (!is_over(c)) {
+        return 0;
+    }
+    await_end(c);
+    return 1;
 }
 
 /* ---- binding ---- */
@@ -435,6 +450,7 @@ void context_raise(G *g)
         b = b->outer;
     }
     Context *c = b->ctx;
+    await_end(c);
     PyObject *reason = c->cause != NULL                                       ? c->cause
                        : PyErr_GivenExceptionMatches(c->err, hooks.Cancelled) ? NULL
                                                                               : c->err;

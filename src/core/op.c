@@ -177,6 +177,11 @@ const char *op_state_text(int used)
     return used == OP_NEW ? "not awaited" : used == OP_DONE ? "done" : "waiting";
 }
 
+PyObject *op_repr(const char *what, PyObject *of, int state)
+{
+    return PyUnicode_FromFormat("<%s of %R, %s>", what, of, op_state_text(state));
+}
+
 /* throw(): the coroutine that awaits it is thrown into by hand, past the operation. */
 static PyObject *op_throw(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -205,16 +210,21 @@ static PyObject *op_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(a))
 static PyMethodDef operation_methods[] = {
     {"throw", (PyCFunction)(void (*)(void))op_throw, METH_FASTCALL, NULL},
     {"close", op_close, METH_NOARGS, NULL},
-
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Operation[T]: typing only."},
     {NULL}};
 
+static PyAsyncMethods operation_async = {.am_await = PyObject_SelfIter};
+
+/* What awaits and iterates is the same for all of them; each has its own am_send. */
 PyTypeObject Operation_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Operation",
     .tp_basicsize = sizeof(PyObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "What can be awaited: it does nothing until then.\n\n>>> op = ch.recv()\n>>> value = "
               "await op",
+    .tp_as_async = &operation_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
     .tp_methods = operation_methods,
 };
 
@@ -264,7 +274,7 @@ static PyObject *ready_repr(PyObject *Py_UNUSED(self))
     return PyUnicode_FromString("<operation, done>");
 }
 
-static PyAsyncMethods ready_async = {.am_await = PyObject_SelfIter, .am_send = ready_send};
+static PyAsyncMethods ready_async = {.am_send = ready_send};
 
 PyTypeObject ReadyOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ReadyOp",
@@ -276,8 +286,6 @@ PyTypeObject ReadyOp_Type = {
     .tp_clear = ready_clear,
     .tp_repr = ready_repr,
     .tp_as_async = &ready_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
 
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
@@ -312,7 +320,7 @@ static void gosched_dealloc(PyObject *self)
     Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
 }
 
-static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send = gosched_send};
+static PyAsyncMethods gosched_async = {.am_send = gosched_send};
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
@@ -323,8 +331,6 @@ PyTypeObject GoschedOp_Type = {
     .tp_dealloc = gosched_dealloc,
     .tp_repr = gosched_repr,
     .tp_as_async = &gosched_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
 
 /* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
@@ -696,7 +702,7 @@ static PyObject *join_repr(PyObject *self)
     return PyUnicode_FromFormat("<await of %R>", ((JoinOp *)self)->target);
 }
 
-static PyAsyncMethods join_async = {.am_await = PyObject_SelfIter, .am_send = join_send};
+static PyAsyncMethods join_async = {.am_send = join_send};
 
 PyTypeObject JoinOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.JoinOp",
@@ -709,7 +715,5 @@ PyTypeObject JoinOp_Type = {
     .tp_clear = join_clear,
     .tp_repr = join_repr,
     .tp_as_async = &join_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = join_methods,
 };

@@ -622,6 +622,7 @@ PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
+PyObject *op_repr(const char *what, PyObject *of, int state); /* <recv of ..., waiting> */
 
 bool context_over(G *g); /* G_OVER is set: is it true? Only by the goroutine itself */
 

@@ -590,11 +590,10 @@ static PyObject *syncop_repr(PyObject *self)
 {
     static const char *const names[] = {"lock", "lock", "rlock", "wait", "wait", "acquire"};
     SyncOp *op = (SyncOp *)self;
-    return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->obj,
-                                op_state_text(op_state(op)));
+    return op_repr(names[op->kind], (PyObject *)op->obj, op_state(op));
 }
 
-static PyAsyncMethods syncop_async = {.am_await = PyObject_SelfIter, .am_send = syncop_send};
+static PyAsyncMethods syncop_async = {.am_send = syncop_send};
 
 static PyTypeObject SyncOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SyncOp",
@@ -607,8 +606,6 @@ static PyTypeObject SyncOp_Type = {
     .tp_clear = syncop_clear,
     .tp_repr = syncop_repr,
     .tp_as_async = &syncop_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = syncop_methods,
 };
 
@@ -670,10 +667,11 @@ static void sync_dealloc(PyObject *self)
 
 static PyObject *done_op; /* made with the module */
 
-/* `async with`: the way out is an operation too, but has been done already. */
-static PyObject *aexit_done(void)
+/* `async with`: the way out is an operation too, but has been done already, with this result (eaten). */
+static PyObject *aexit_done(PyObject *r)
 {
-    return Py_NewRef(done_op);
+    Py_XDECREF(r);
+    return r != NULL ? Py_NewRef(done_op) : NULL;
 }
 
 /* `with`: block this thread, which must be in no goroutine. */
@@ -762,9 +760,7 @@ static PyObject *mutex_enter(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyObject *mutex_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = mutex_unlock_method(self, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(mutex_unlock_method(self, NULL));
 }
 
 static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
@@ -911,9 +907,7 @@ static PyObject *reader_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_s
 static PyObject *reader_aexit(PyObject *self, PyObject *const *Py_UNUSED(a),
                               Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = rw_runlock(((Reader *)self)->rw, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(rw_runlock(((Reader *)self)->rw, NULL));
 }
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
@@ -1268,9 +1262,7 @@ static PyObject *sem_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssiz
 
 static PyObject *sem_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = sem_put((Sync *)self, 1);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(sem_put((Sync *)self, 1));
 }
 
 static PyObject *sem_repr(PyObject *self)

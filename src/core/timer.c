@@ -472,7 +472,7 @@ static PyObject *sleep_repr(PyObject *self)
     return r;
 }
 
-static PyAsyncMethods sleep_async = {.am_await = PyObject_SelfIter, .am_send = sleep_send};
+static PyAsyncMethods sleep_async = {.am_send = sleep_send};
 
 PyTypeObject SleepOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SleepOp",
@@ -483,7 +483,5 @@ PyTypeObject SleepOp_Type = {
     .tp_dealloc = sleep_dealloc,
     .tp_repr = sleep_repr,
     .tp_as_async = &sleep_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = sleep_methods,
 };

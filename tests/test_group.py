@@ -46,6 +46,17 @@ def test_the_block_waits_for_all(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def test_after_the_block_all_its_goroutines_are_dead(procs: int) -> None:
+    async def main() -> None:
+        for i in range(100):
+            async with gofer.Group() as g:
+                gs = [g.go(give, i) for _ in range(4)]
+            assert [x.state for x in gs] == ["dead"] * 4
+            assert gofer.num_goroutine() == 1
+
+    gofer.run(main, procs=procs)
+
+
 def test_an_empty_one_is_fine() -> None:
     async def main() -> None:
         async with gofer.Group() as g:

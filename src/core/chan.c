@@ -510,11 +510,10 @@ static PyObject *chanop_repr(PyObject *self)
 {
     static const char *const names[] = {"send", "recv", "recv_ok", "__anext__"};
     ChanOp *op = (ChanOp *)self;
-    return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->ch,
-                                op_state_text(op_state(op)));
+    return op_repr(names[op->kind], (PyObject *)op->ch, op_state(op));
 }
 
-static PyAsyncMethods chanop_async = {.am_await = PyObject_SelfIter, .am_send = chanop_send};
+static PyAsyncMethods chanop_async = {.am_send = chanop_send};
 
 PyTypeObject ChanOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ChanOp",
@@ -527,8 +526,6 @@ PyTypeObject ChanOp_Type = {
     .tp_clear = chanop_clear,
     .tp_repr = chanop_repr,
     .tp_as_async = &chanop_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = chanop_methods,
 };
 
@@ -589,6 +586,19 @@ static PyObject *would_block(void)
     return NULL;
 }
 
+/* `done` is what try_send or try_recv said: 0 or -1. */
+static PyObject *nowait_failed(int done, const Wake *wake, const char *if_closed)
+{
+    if (unlikely(wake->dropped)) {
+        drop_now(tls_m);
+    }
+    if (done == 0) {
+        return would_block();
+    }
+    raise_closed(if_closed);
+    return NULL;
+}
+
 static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
 {
     Chan *ch = chan_of(self);
@@ -611,14 +621,7 @@ static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
         Py_RETURN_NONE;
     }
     Py_DECREF(value);
-    if (unlikely(wake.dropped)) {
-        drop_now(tls_m);
-    }
-    if (done == 0) {
-        return would_block();
-    }
-    raise_closed("send on closed channel");
-    return NULL;
+    return nowait_failed(done, &wake, "send on closed channel");
 }
 
 static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
@@ -640,14 +643,7 @@ static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
         wake_now(tls_m, &wake);
         return value != NULL ? value : PyFloat_FromDouble((double)due_ns / 1e9);
     }
-    if (unlikely(wake.dropped)) {
-        drop_now(tls_m);
-    }
-    if (done == 0) {
-        return would_block();
-    }
-    raise_closed("receive from closed channel");
-    return NULL;
+    return nowait_failed(done, &wake, "receive from closed channel");
 }
 
 static PyObject *chan_close_method(PyObject *self, PyObject *Py_UNUSED(a))
@@ -680,7 +676,8 @@ static PyObject *chan_cap(PyObject *self, void *Py_UNUSED(c))
 
 static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
 {
-    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_relaxed));
+    /* acquire: who sees that a context's `done` is closed sees what was before that */
+    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_acquire));
 }
 
 static PyObject *view_new(PyTypeObject *type, Chan *ch, PyObject *owner)
@@ -820,10 +817,17 @@ static PyObject *chan_repr(PyObject *self)
 {
     Chan *ch = chan_of(self);
     const char *name = strrchr(Py_TYPE(self)->tp_name, '.');
+    if (ch->timed) {
+        PyObject *state = PyObject_CallMethod((PyObject *)ch, "state", NULL);
+        PyObject *r = state != NULL ? PyUnicode_FromFormat("<%s of a timer, %U, at %p>", name + 1,
+                                                           state, (void *)ch)
+                                    : NULL;
+        Py_XDECREF(state);
+        return r;
+    }
     return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name != NULL ? name + 1 : Py_TYPE(self)->tp_name, chan_len(self),
-        ch->cap, atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "",
-        (void *)ch);
+        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap,
+        atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "", (void *)ch);
 }
 
 #define SEND_METHODS                                                                               \

@@ -104,32 +104,33 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-static void count_begun(M *m)
+/* The M of this thread, NULL if it has none, or if it only finishes a function that run() did not wait for. */
+static M *own_m(void)
 {
-    if (likely(m != NULL)) {
-        count_add(&m->gbegun, 1);
-    }
-    else {
-        atomic_fetch_add(&sched.gbegun, 1);
-    }
+    M *m = tls_m;
+    bool orphan = m != NULL && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN;
+    return unlikely(orphan) ? NULL : m;
 }
 
-static void count_ended(M *m)
+/* On a thread that is no M, the run whose goroutine it was may be over (it was aborted). */
+static void count_ended(M *m, const G *g)
 {
     if (likely(m != NULL)) {
         count_add(&m->gended, 1);
+        return;
     }
-    else {
+    lock(&sched.lock);
+    if (g->run == sched.run) {
         atomic_fetch_add(&sched.gended, 1);
     }
+    unlock(&sched.lock);
 }
 
-/* Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
+/* sched.lock. Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
  * counts an end, fences (here) and adds up, so of several that end at once the last sees them all. */
-int64_t g_alive(void)
+int64_t g_alive_locked(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    lock(&sched.lock);
     int64_t n = -atomic_load(&sched.gended);
     n -= sched.m0 != NULL ? atomic_load(&sched.m0->gended) : 0;
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
@@ -140,6 +141,13 @@ int64_t g_alive(void)
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         n += atomic_load(&m->gbegun);
     }
+    return n;
+}
+
+int64_t g_alive(void)
+{
+    lock(&sched.lock);
+    int64_t n = g_alive_locked();
     unlock(&sched.lock);
     return n;
 }
@@ -237,9 +245,6 @@ static void g_unclaim(G *g)
 
 static uint64_t next_id(M *m)
 {
-    if (m == NULL) {
-        return atomic_fetch_add(&sched.next_id, 1);
-    }
     if (m->id_next == m->id_end) {
         m->id_next = atomic_fetch_add(&sched.next_id, ID_BLOCK);
         m->id_end = m->id_next + ID_BLOCK;
@@ -247,24 +252,45 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-static PyObject *name_of(PyObject *coro)
+/* Of a coroutine or a function. */
+static PyObject *name_of(PyObject *obj)
 {
-    PyObject *name = PyObject_GetAttrString(coro, "__qualname__");
-    if (name == NULL) {
-        PyErr_Clear(); /* a coroutine of another implementation */
-        name = PyUnicode_FromString(Py_TYPE(coro)->tp_name);
+    PyObject *name = PyObject_GetAttrString(obj, "__qualname__"), *inner = NULL;
+    if (name != NULL) {
+        return name;
     }
-    return name;
+    PyErr_Clear(); /* a coroutine of another implementation, or no plain function */
+    inner = PyObject_GetAttrString(obj, "func"); /* functools.partial */
+    name = inner != NULL ? PyObject_GetAttrString(inner, "__qualname__") : NULL;
+    Py_XDECREF(inner);
+    if (name != NULL && PyUnicode_Check(name)) {
+        return name;
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString(Py_TYPE(obj)->tp_name);
 }
 
 static _Thread_local bool go_for_caller;
 
-/* Where one of the callers of the Python function that called us stands: a new reference, or NULL. */
-static PyCodeObject *caller_at(int depth, int32_t *lasti)
+/* Whether it runs code of this package. */
+static bool is_ours(PyFrameObject *frame)
+{
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    PyObject *name = PyDict_GetItemString(globals, "__name__");
+    bool ours = name != NULL && PyUnicode_Check(name) &&
+                PyUnicode_CompareWithASCIIString(name, "gofer.") > 0 &&
+                PyUnicode_CompareWithASCIIString(name, "gofer/") < 0; /* gofer.anything */
+    Py_DECREF(globals);
+    return ours;
+}
+
+/* Where the user's code stands that called the function of ours that called us: a new reference, or NULL. */
+static PyCodeObject *caller_outside(int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (depth-- > 0 && frame != NULL) {
+    while (frame != NULL && is_ours(frame)) {
         Py_SETREF(frame, PyFrame_GetBack(frame));
     }
     PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
@@ -304,7 +330,6 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     }
     live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
-    g->id = next_id(m);
     G *parent = asked == NULL && m != NULL ? m->curg : NULL;
     g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
     g->coro = coro;
@@ -317,8 +342,7 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         g->site_lasti = asked->site_lasti;
     }
     else if (unlikely(go_for_caller)) {
-        g->site_code = caller_at(2, &g->site_lasti);
-        g->begins = true;
+        g->site_code = caller_outside(&g->site_lasti);
     }
     else {
         g->site_code = compat_caller(ts, &g->site_lasti);
@@ -328,8 +352,14 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     PyObject_GC_Track(g);
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
+    if (unlikely(m == NULL)) {
+        g->foreign = 1; /* until it is let in */
+        return g;
+    }
+    g->id = next_id(m);
+    g->run = sched.run;
     allgs_add(g);
-    count_begun(m);
+    count_add(&m->gbegun, 1);
     if (parent != NULL && unlikely(parent->bind != NULL)) {
         bind_inherit(g, parent); /* may mark it, at once or from another thread: so it comes last */
     }
@@ -341,17 +371,63 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     return g_make(m, coro, name, put_off, late, NULL);
 }
 
+/* A thread that is no M may be anywhere in go() when the run ends and the next one begins. Being counted, being
+ * found by those who look and being sure of the run are one step for it. */
+static bool let_in_foreign(G *g)
+{
+    lock(&sched.lock);
+    bool ok = atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting);
+    if (ok) {
+        g->id = atomic_fetch_add(&sched.next_id, 1);
+        allgs_add(g);
+        if (!g->late && atomic_load(&sched.draining)) {
+            allgs_remove(g);
+            ok = false;
+        }
+    }
+    if (ok) {
+        g->foreign = 0;
+        g->run = sched.run;
+        atomic_fetch_add(&sched.gbegun, 1);
+    }
+    unlock(&sched.lock);
+    return ok;
+}
+
+bool g_let_in(G *g)
+{
+    if (unlikely(g->foreign)) {
+        return let_in_foreign(g);
+    }
+    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
+    return g->late || likely(!atomic_load(&sched.draining));
+}
+
+void g_let_in_main(G *g)
+{
+    lock(&sched.lock);
+    g->id = 1; /* whatever threads of the last run's do now */
+    g->foreign = 0;
+    g->run = sched.run;
+    allgs_add(g);
+    atomic_fetch_add(&sched.gbegun, 1);
+    unlock(&sched.lock);
+}
+
 void g_discard(G *g)
 {
+    bool counted = !g->foreign;
     if (g->claimed) {
         g_unclaim(g);
     }
     bind_drop_all(g);
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
+    if (counted) {
+        count_ended(own_m(), g);
+    }
     Py_DECREF(g);
     Py_DECREF(g);
-    count_ended(tls_m);
-    if (atomic_load(&sched.counting)) {
+    if (counted && atomic_load(&sched.counting)) {
         some_g_ended();
     }
 }
@@ -531,9 +607,8 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
-    M *m = tls_m;
-    if (m != NULL &&
-        unlikely(atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN)) {
+    M *m = own_m();
+    if (unlikely(m != tls_m)) {
         error_orphan("go()"); /* there may be another runtime by now: it is not this thread's */
         return NULL;
     }
@@ -543,7 +618,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         return NULL;
     }
     if (atomic_load(&sched.draining)) {
-        refuse_go(tls_m);
+        refuse_go(m);
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
@@ -644,29 +719,28 @@ done:
         name = own_name = name_of(fn);
     }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
-    G *g = g_new(tls_m, coro, name, put_off, false);
+    G *g = g_new(m, coro, name, put_off, false);
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
     g->plain = plain;
-    if (given && !claim(g)) {
-        g_discard(g);
-        return NULL;
-    }
-    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
-    if (unlikely(atomic_load(&sched.draining))) {
+    if (unlikely(!g_let_in(g))) {
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
-        refuse_go(tls_m);
+        refuse_go(m);
+        return NULL;
+    }
+    if (given && !claim(g)) {
+        g_discard(g);
         return NULL;
     }
     start_g(g, true); /* the run queue's reference; the other is the caller's */
     return (PyObject *)g;
 }
 
-/* go() for go_wrapped(), on behalf of Group.go() and the like: created by whoever called that. */
+/* go() on behalf of WaitGroup.go() and the like: created by whoever called that. */
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
@@ -693,7 +767,7 @@ bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
     }
     cb->fn = Py_NewRef(fn);
     cb->args = Py_NewRef(args);
-    cb->site_code = caller_at(1, &cb->site_lasti);
+    cb->site_code = caller_outside(&cb->site_lasti);
     cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     return true;
 }
@@ -710,7 +784,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_make(tls_m, coro, name, 0, false, cb); /* eats coro */
+        g = g_make(own_m(), coro, name, 0, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -721,7 +795,7 @@ void callback_start(Callback *cb)
         return;
     }
     g->plain = !async;
-    if (unlikely(atomic_load(&sched.draining))) { /* as in core_go */
+    if (unlikely(!g_let_in(g))) { /* as in core_go */
         PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
         Py_XDECREF(r);
         g_discard(g);
@@ -761,7 +835,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m);
+    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
@@ -951,7 +1025,8 @@ static void g_leaked(G *g)
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    count_ended(tls_m);
+    count_ended(own_m(), g);
+    join_leaked(g);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }

@@ -184,6 +184,11 @@ const char *op_state_text(int used)
     return used == OP_NEW ? "not awaited" : used == OP_DONE ? "done" : "waiting";
 }
 
+PyObject *op_repr(const char *what, PyObject *of, int state)
+{
+    return PyUnicode_FromFormat("<%s of %R, %s>", what, of, op_state_text(state));
+}
+
 /* throw(): the coroutine that awaits it is thrown into by hand, past the operation. */
 static PyObject *op_throw(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
@@ -212,16 +217,21 @@ static PyObject *op_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(a))
 static PyMethodDef operation_methods[] = {
     {"throw", (PyCFunction)(void (*)(void))op_throw, METH_FASTCALL, NULL},
     {"close", op_close, METH_NOARGS, NULL},
-
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Operation[T]: typing only."},
     {NULL}};
 
+static PyAsyncMethods operation_async = {.am_await = PyObject_SelfIter};
+
+/* What awaits and iterates is the same for all of them; each has its own am_send. */
 PyTypeObject Operation_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Operation",
     .tp_basicsize = sizeof(PyObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "What can be awaited: it does nothing until then.\n\n>>> op = ch.recv()\n>>> value = "
               "await op",
+    .tp_as_async = &operation_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
     .tp_methods = operation_methods,
 };
 
@@ -266,7 +276,12 @@ static void ready_dealloc(PyObject *self)
     PyObject_GC_Del(self);
 }
 
-static PyAsyncMethods ready_async = {.am_await = PyObject_SelfIter, .am_send = ready_send};
+static PyObject *ready_repr(PyObject *Py_UNUSED(self))
+{
+    return PyUnicode_FromString("<operation, done>");
+}
+
+static PyAsyncMethods ready_async = {.am_send = ready_send};
 
 PyTypeObject ReadyOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ReadyOp",
@@ -276,9 +291,8 @@ PyTypeObject ReadyOp_Type = {
     .tp_dealloc = ready_dealloc,
     .tp_traverse = ready_traverse,
     .tp_clear = ready_clear,
+    .tp_repr = ready_repr,
     .tp_as_async = &ready_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
 
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
@@ -313,7 +327,7 @@ static void gosched_dealloc(PyObject *self)
     Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
 }
 
-static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send = gosched_send};
+static PyAsyncMethods gosched_async = {.am_send = gosched_send};
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
@@ -324,8 +338,6 @@ PyTypeObject GoschedOp_Type = {
     .tp_dealloc = gosched_dealloc,
     .tp_repr = gosched_repr,
     .tp_as_async = &gosched_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
 
 /* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
@@ -339,7 +351,14 @@ static JoinOp join_fired, join_done; /* never used as records */
 #define JOIN_FIRED (&join_fired)     /* taken off by the dying target, which hands `g` on */
 #define JOIN_DONE  (&join_done)
 
-PyObject *join_new(PyObject *target)
+enum { WHO_COUNTS = 2 }; /* the tag of a WaitGroup */
+
+static bool who_counts(Who who)
+{
+    return who.word & WHO_COUNTS;
+}
+
+static JoinOp *join_alloc(G *target)
 {
     M *m = tls_m;
     JoinOp *op = free_list_pop(m, FREE_JOIN);
@@ -351,11 +370,16 @@ PyObject *join_new(PyObject *target)
     }
     live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
-    op->target = (G *)Py_NewRef(target);
+    op->target = (G *)Py_XNewRef((PyObject *)target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
     PyObject_GC_Track(op);
-    return (PyObject *)op;
+    return op;
+}
+
+PyObject *join_new(PyObject *target)
+{
+    return (PyObject *)join_alloc((G *)target);
 }
 
 static JoinOp *join_prev(JoinOp *op)
@@ -425,6 +449,12 @@ void join_fire_all(M *m, JoinOp *op, bool next)
     while (op != NULL) {
         JoinOp *following = op->next;
         PyObject *sel;
+        if (unlikely(who_counts(op->who))) {
+            op->next = NULL;
+            due_later(m, (PyObject *)op);
+            op = following;
+            continue;
+        }
         G *g = who_take(&op->who, (PyObject *)op, &sel);
         op->next = NULL;
         if (g != NULL && !goready(m, g, next && following == NULL)) {
@@ -443,9 +473,63 @@ void join_drop_all(JoinOp *op)
     while (op != NULL) {
         JoinOp *next = op->next;
         op->next = NULL;
+        if (who_counts(op->who)) {
+            join_counted((PyObject *)op);
+        }
         WHO_CLEAR(op->who);
         Py_DECREF(op);
         op = next;
+    }
+}
+
+/* ---- a WaitGroup counts the end of a goroutine with a record in the list of those who wait for it ---- */
+
+int join_count(G *target, PyObject *wg)
+{
+    JoinOp *op = join_alloc(NULL);
+    if (op == NULL) {
+        return -1;
+    }
+    if (sharing()) {
+        compat_share((PyObject *)op);
+    }
+    op->who = (Who){(uintptr_t)Py_NewRef(wg) | WHO_COUNTS};
+    g_lock(target);
+    bool dead = g_state(target) == G_DEAD;
+    if (!dead) {
+        join_link(target, op); /* with our reference */
+    }
+    g_unlock(target);
+    if (dead) {
+        Py_DECREF(op);
+    }
+    return !dead;
+}
+
+void join_counted(PyObject *op)
+{
+    wg_ended(who_object(((JoinOp *)op)->who));
+}
+
+/* The others in its list are garbage as it is, and whoever is left of them when that is cleared is dropped. */
+void join_leaked(G *target)
+{
+    for (;;) {
+        JoinOp *found = NULL;
+        g_lock(target);
+        for (JoinOp *op = target->waiters; op != NULL && found == NULL;) {
+            found = who_counts(op->who) ? op : NULL;
+            op = op->next != target->waiters ? op->next : NULL;
+        }
+        if (found != NULL) {
+            join_unlink(target, found, JOIN_DONE);
+        }
+        g_unlock(target);
+        if (found == NULL) {
+            return;
+        }
+        join_counted((PyObject *)found);
+        Py_DECREF(found);
     }
 }
 
@@ -625,7 +709,7 @@ static PyObject *join_repr(PyObject *self)
     return PyUnicode_FromFormat("<await of %R>", ((JoinOp *)self)->target);
 }
 
-static PyAsyncMethods join_async = {.am_await = PyObject_SelfIter, .am_send = join_send};
+static PyAsyncMethods join_async = {.am_send = join_send};
 
 PyTypeObject JoinOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.JoinOp",
@@ -638,7 +722,5 @@ PyTypeObject JoinOp_Type = {
     .tp_clear = join_clear,
     .tp_repr = join_repr,
     .tp_as_async = &join_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = join_methods,
 };

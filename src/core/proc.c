@@ -96,7 +96,10 @@ void drop_now(M *m)
         *d = (Drops){0};
         for (size_t i = 0; i < batch.n; i++) { /* timers in the order in which they were due */
             PyObject *op = (PyObject *)(batch.items[i] & ~(uintptr_t)1);
-            if (batch.items[i] & 1) {
+            if ((batch.items[i] & 1) && Py_IS_TYPE(op, &JoinOp_Type)) {
+                join_counted(op);
+            }
+            else if (batch.items[i] & 1) {
                 timer_due(op);
             }
             Py_DECREF(op);
@@ -994,12 +997,12 @@ PySendResult resume_coro(PyObject *coro, PyObject **result)
 static PySendResult resume(G *g, PyObject **result)
 {
     if (unlikely(g->plain)) {
-        *result = !g->begins && op_raise_if_cancelled(g) ? NULL : g_call_plain(g);
+        *result = op_raise_if_cancelled(g) ? NULL : g_call_plain(g);
         return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
     }
     if (unlikely(!g->started)) {
         /* Cancelled before it began: it never does. (A context that is over is met by its first operation.) */
-        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) && !g->begins &&
+        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) &&
             op_raise_if_cancelled(g)) {
             return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
         }

@@ -5,12 +5,14 @@
  *      Otherwise `draining` is set, so go() refuses, and every other goroutine is cancelled, once: its
  *      finally blocks may still wait for things.
  *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
- *      allgs. So none slips through.
+ *      allgs. So none slips through. On a thread that is no M go() does that, and counts it, under
+ *      sched.lock, where it also sees whether this run, or the next, lets anybody in (g_let_in).
  *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by
  *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
  *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
- * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
+ * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned
+ * (rescue). Each time that helped one of them to its end it starts counting anew.
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
@@ -20,7 +22,8 @@
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 
-static int rescues;
+static int rescues;          /* in vain: since as few were alive as are now */
+static int64_t fewest_alive; /* while they were made */
 
 bool check_forked(void)
 {
@@ -106,12 +109,22 @@ void run_fail(PyObject *exc)
 
 /* ---- ending ---- */
 
-static void leave(void)
+/* One step with the count: a thread that is no M may start a goroutine right now. */
+static bool leave_if(bool none_left)
 {
     lock(&sched.lock);
-    atomic_store(&sched.exiting, 1);
-    wake_all_ms();
+    bool ok = !none_left || g_alive_locked() == 0;
+    if (ok) {
+        atomic_store(&sched.exiting, 1);
+        wake_all_ms();
+    }
     unlock(&sched.lock);
+    return ok;
+}
+
+static void leave(void) /* whatever is left */
+{
+    leave_if(false);
 }
 
 static void cancel_all(bool again)
@@ -163,7 +176,9 @@ void some_g_ended(void)
             PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
             run_fail(compat_take_exception());
         }
-        leave();
+        if (!leave_if(true)) {
+            atomic_store(&sched.ending, 0);
+        }
     }
 }
 
@@ -380,6 +395,39 @@ static bool all_asleep(void)
     return asleep && !atomic_load(&sched.exiting);
 }
 
+/* Clean-up code waits for something that will never come: cancel it again. After some times in vain it may be a
+ * lock whose holder is gone, for which a cancelled Cond.wait() waits whatever comes: see inherit() in sema.c. */
+static void rescue(bool draining)
+{
+    int64_t alive = g_alive();
+    if (alive < fewest_alive) {
+        fewest_alive = alive;
+        rescues = 0;
+    }
+    if (rescues++ >= RESCUES) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%lld goroutines did not end although they were cancelled %d times",
+                     (long long)alive, RESCUES + 1);
+        run_fail(compat_take_exception());
+        atomic_store(&sched.aborted, 1);
+        leave();
+        tell_all(nanotime(), true);
+        return;
+    }
+    if (rescues > RESCUES / 2) {
+        atomic_fetch_add(&sched.orphaned, 1);
+    }
+    if (draining) {
+        cancel_all(true);
+        return;
+    }
+    G *main_g = main_goroutine();
+    if (main_g != NULL) {
+        g_cancel(main_g, NULL);
+        Py_DECREF(main_g);
+    }
+}
+
 /* Every goroutine sleeps and no timer will wake one. Only a thread that is none of ours could; if there is
  * one, look again in a while. Called by the last M to go idle, which is already on the idle list. */
 int64_t check_dead(void)
@@ -399,24 +447,7 @@ int64_t check_dead(void)
     }
     bool draining = atomic_load(&sched.draining);
     if (draining || atomic_load(&sched.fatal) != NULL) {
-        /* Clean-up code that waits for something that will never come. */
-        G *main_g = main_goroutine();
-        if (rescues++ >= RESCUES) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%lld goroutines did not end although they were cancelled %d times",
-                         (long long)g_alive(), RESCUES + 1);
-            run_fail(compat_take_exception());
-            atomic_store(&sched.aborted, 1);
-            leave();
-            tell_all(nanotime(), true);
-        }
-        else if (draining) {
-            cancel_all(true);
-        }
-        else if (main_g != NULL) {
-            g_cancel(main_g, NULL);
-        }
-        Py_XDECREF(main_g);
+        rescue(draining);
         return TIME_NEVER;
     }
     PyObject *list = core_goroutines(NULL, NULL);
@@ -490,8 +521,10 @@ static void bury_the_rest(M *m)
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
             bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
-            found |= waits; /* if not now, then next time round */
-            if (waits && (s & G_SCAN)) {
+            bool comes = (s & G_STATE) == G_RUNNABLE &&
+                         all[i]->wired == NULL; /* a foreign thread is about to queue it */
+            found |= waits || comes;            /* if not now, then next time round */
+            if (comes || (waits && (s & G_SCAN))) {
                 Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
                 usleep(50);
                 Py_END_ALLOW_THREADS
@@ -549,6 +582,7 @@ static void reset_sched(M *m0)
     lock(
         &sched
              .lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    sched.run++;
     sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
@@ -558,7 +592,7 @@ static void reset_sched(M *m0)
     sched.poller = NULL;
     atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
-    atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.next_id, 2);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
@@ -569,6 +603,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
+    fewest_alive = INT64_MAX;
     atomic_store(&drain_since_ns, 0);
     unlock(&sched.lock);
 }
@@ -667,6 +702,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
     if (g != NULL) {
         g->plain = PyTuple_CheckExact(coro);
+        g_let_in_main(g);
     }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
@@ -811,6 +847,11 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
     G *g = g_new(tls_m, Py_NewRef(coro), NULL, 0, true);
     if (g == NULL) {
+        return NULL;
+    }
+    if (!g_let_in(g)) {
+        g_discard(g);
+        PyErr_SetString(PyExc_RuntimeError, "the runtime has ended");
         return NULL;
     }
     start_g(g, true);

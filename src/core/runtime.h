@@ -232,12 +232,12 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block() */
+        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
+    uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
     uint16_t blocking;     /* nested blocking() */
     bool late;             /* cleans up after others: not cancelled when main ends */
-    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
@@ -281,8 +281,8 @@ typedef struct { /* memory of dead objects, chained through their first bytes af
 enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
 enum { LIVE_G, LIVE_OP, LIVE_KINDS };
 
-/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1,
- * owners of timers that are due (see timer_due). */
+/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1, owners of
+ * timers that are due (see timer_due) and records that count (see join_count). */
 typedef struct {
     uintptr_t *items;
     size_t n, cap;
@@ -417,6 +417,7 @@ typedef struct {
     _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
+    _Atomic uint32_t orphaned; /* counts up when locks may be taken from their holders: sema.c */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t
         thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
@@ -449,6 +450,7 @@ typedef struct {
     M *dead_ms; /* have ended before the run has: sysmon frees them. Linked as allm */
     int32_t nmidle, nm;
     int32_t next_m_id;
+    uint8_t run; /* counts the runs; changes while there is none */
 
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
@@ -490,7 +492,7 @@ typedef struct {
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
-    PyObject *as_case;        /* (object) -> operation to wait for in a select, or None */
+    PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */
     PyObject *call_submitted; /* (executor, fn, args, kwargs) -> (future, such a Chan) */
 } Hooks;
@@ -630,7 +632,7 @@ PyObject *sleep_new(PyObject *module, PyObject *seconds);
 /* ---- op.c: what all operations share, gosched, and waiting for a goroutine --------------------- */
 
 /* Whom a wait record wakes: a goroutine or, tagged with 1, a select, of whose records the first that is
- * taken off its queue wins. One rule for every record: `who` belongs to whoever takes the record off. A
+ * taken off its queue wins. (Tagged with 2, in the list of a goroutine: a WaitGroup, which counts its end.) One rule for every record: `who` belongs to whoever takes the record off. A
  * waker that does moves the goroutine's reference to the run queue; the goroutine itself, cancelled,
  * drops it. */
 typedef struct {
@@ -640,7 +642,7 @@ typedef struct {
 typedef struct JoinOp {
     PyObject_HEAD
     Who who;                       /* who waits */
-    G *target;                     /* owned */
+    G *target;                     /* owned; NULL: it only counts */
     _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
@@ -656,6 +658,10 @@ PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 void join_drop_all(JoinOp *first);          /* nobody will ever run again */
+int join_count(G *target, PyObject *wg);    /* tell `wg` of its end: 1; 0: it is dead; -1: error */
+void join_counted(PyObject *op);            /* by due_later: it has ended; P in P_USER */
+void join_leaked(G *target);                /* so has a leak: only those that count are told */
+void wg_ended(PyObject *wg);                /* sema.c: one counted down; P in P_USER */
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
@@ -676,6 +682,7 @@ PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
+PyObject *op_repr(const char *what, PyObject *of, int state); /* <recv of ..., waiting> */
 
 bool context_over(G *g); /* G_OVER is set: is it true? Only by the goroutine itself */
 
@@ -698,7 +705,7 @@ static inline Who who_g(G *g)
 
 static inline PyObject *who_object(Who who)
 {
-    return (PyObject *)(who.word & ~(uintptr_t)1);
+    return (PyObject *)(who.word & ~(uintptr_t)3);
 }
 
 static inline bool who_is_select(Who who)
@@ -754,10 +761,12 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-/* Created where the caller stands. Eats coro; returns two references. */
+/* Created where the caller stands. Eats coro; returns two references. Then it must be let in, or discarded. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
-void g_discard(G *g);                      /* never started after all; eats both references */
+bool g_let_in(G *g);                       /* into the run; false: that ends */
+void g_let_in_main(G *g);
+void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
@@ -769,6 +778,7 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
 /* Start fn(*args), plain or async, as a goroutine made earlier: nobody is there to hear of an error. */

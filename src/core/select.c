@@ -655,7 +655,7 @@ static PyObject *select_repr(PyObject *self)
                                 op_state_text(sel->state));
 }
 
-static PyAsyncMethods select_async = {.am_await = PyObject_SelfIter, .am_send = select_send};
+static PyAsyncMethods select_async = {.am_send = select_send};
 
 PyTypeObject SelectOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SelectOp",
@@ -669,7 +669,5 @@ PyTypeObject SelectOp_Type = {
     .tp_clear = select_clear,
     .tp_repr = select_repr,
     .tp_as_async = &select_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = select_methods,
 };

@@ -23,6 +23,7 @@ typedef struct {
     bool locked;           /* Mutex, RWMutex: by a writer */
     bool woken;            /* Mutex: somebody is on its way to try again */
     bool starving;         /* Mutex: handed over, no barging */
+    uint32_t inherited;    /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */
@@ -39,7 +40,7 @@ struct SyncOp {
     SyncOp *prev, *next;
     const G *waiter;
     int64_t since_ns;      /* MUTEX_LOCK: when it began to wait */
-    int64_t n;             /* SEM_ACQUIRE: permits */
+    int64_t n;             /* SEM_ACQUIRE: permits. `relocks`: sched.orphaned when it was queued */
     _Atomic uint8_t state; /* OP_...; OP_WAITING under the lock means: on its queue */
     uint8_t kind;
     bool relocks;   /* COND_WAIT in its second half: nothing stops it from locking */
@@ -350,6 +351,9 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     if (sharing()) {
         compat_share((PyObject *)op); /* others will see it from here on */
     }
+    if (op->relocks) {
+        op->n = atomic_load_explicit(&sched.orphaned, memory_order_relaxed);
+    }
     op->waiter = g;
     op->who = who_g(g);
     enqueue(op, at_front);
@@ -450,6 +454,35 @@ static bool syncop_take_back(SyncOp *op)
     return state == OP_WAITING || state == OP_WOKEN;
 }
 
+/* The run ends, and whoever holds the lock cannot let go of it any more: he is dead, or waits for ever and has
+ * been cancelled in vain (see check_dead). One of those who would raise Cancelled as soon as they have it again
+ * gets it in his place, so what follows runs with the lock held, and may unlock it, as always. One at a time:
+ * the others wait for him. */
+static bool inherit(SyncOp *op)
+{
+    Sync *s = op->obj;
+    uint32_t now = atomic_load(&sched.orphaned);
+    if (op->n == now) { /* queued since: the holder may be well */
+        return false;
+    }
+    obj_lock(&s->lock);
+    bool ours = op_state(op) == OP_WAITING && s->inherited != now;
+    if (ours) {
+        dequeue(op);
+        op_set_state(op, OP_FIRED);
+        s->inherited = now;
+        s->locked = true;
+        s->starving = s->starving && s->queue != NULL;
+        add(s, -get(s)); /* RWMutex: of readers */
+    }
+    obj_unlock(&s->lock);
+    if (ours) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+    }
+    return ours;
+}
+
 static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
@@ -487,6 +520,9 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
+        if (unlikely(op->relocks) && state == OP_WAITING && inherit(op)) {
+            return syncop_done(op, g, result);
+        }
         if (!may_cancel(op, g)) {
             return state == OP_WOKEN ? mutex_try_again(op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
@@ -554,11 +590,10 @@ static PyObject *syncop_repr(PyObject *self)
 {
     static const char *const names[] = {"lock", "lock", "rlock", "wait", "wait", "acquire"};
     SyncOp *op = (SyncOp *)self;
-    return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->obj,
-                                op_state_text(op_state(op)));
+    return op_repr(names[op->kind], (PyObject *)op->obj, op_state(op));
 }
 
-static PyAsyncMethods syncop_async = {.am_await = PyObject_SelfIter, .am_send = syncop_send};
+static PyAsyncMethods syncop_async = {.am_send = syncop_send};
 
 static PyTypeObject SyncOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SyncOp",
@@ -571,8 +606,6 @@ static PyTypeObject SyncOp_Type = {
     .tp_clear = syncop_clear,
     .tp_repr = syncop_repr,
     .tp_as_async = &syncop_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = syncop_methods,
 };
 
@@ -634,10 +667,11 @@ static void sync_dealloc(PyObject *self)
 
 static PyObject *done_op; /* made with the module */
 
-/* `async with`: the way out is an operation too, but has been done already. */
-static PyObject *aexit_done(void)
+/* `async with`: the way out is an operation too, but has been done already, with this result (eaten). */
+static PyObject *aexit_done(PyObject *r)
 {
-    return Py_NewRef(done_op);
+    Py_XDECREF(r);
+    return r != NULL ? Py_NewRef(done_op) : NULL;
 }
 
 /* `with`: block this thread, which must be in no goroutine. */
@@ -726,9 +760,7 @@ static PyObject *mutex_enter(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyObject *mutex_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = mutex_unlock_method(self, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(mutex_unlock_method(self, NULL));
 }
 
 static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
@@ -758,9 +790,13 @@ static PyObject *mutex_repr(PyObject *self)
     Sync *s = (Sync *)self;
     obj_lock(&s->lock);
     bool locked = s->locked;
+    long long readers = (long long)get(s); /* of a Mutex: none */
     obj_unlock(&s->lock);
-    return PyUnicode_FromFormat("<%s%s at %p>", Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex",
-                                locked ? " locked" : "", (void *)self);
+    const char *name = Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex";
+    return readers > 0
+               ? PyUnicode_FromFormat("<%s read-locked %lld times at %p>", name, readers,
+                                      (void *)self)
+               : PyUnicode_FromFormat("<%s%s at %p>", name, locked ? " locked" : "", (void *)self);
 }
 
 static PyMethodDef mutex_methods[] = {LOCK_METHODS, {NULL}};
@@ -871,9 +907,7 @@ static PyObject *reader_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_s
 static PyObject *reader_aexit(PyObject *self, PyObject *const *Py_UNUSED(a),
                               Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = rw_runlock(((Reader *)self)->rw, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(rw_runlock(((Reader *)self)->rw, NULL));
 }
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
@@ -887,6 +921,11 @@ static void reader_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     Py_CLEAR(((Reader *)self)->rw);
     PyObject_GC_Del(self);
+}
+
+static PyObject *reader_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<reader of %R>", ((Reader *)self)->rw);
 }
 
 static PyMethodDef reader_methods[] = {
@@ -904,6 +943,7 @@ static PyTypeObject Reader_Type = {
     .tp_doc = "The read side of an RWMutex.",
     .tp_dealloc = reader_dealloc,
     .tp_traverse = reader_traverse,
+    .tp_repr = reader_repr,
     .tp_methods = reader_methods,
 };
 
@@ -978,6 +1018,26 @@ static PyObject *wg_wait(PyObject *self, PyObject *Py_UNUSED(a))
     return syncop_new((Sync *)self, WG_WAIT, 0);
 }
 
+/* _count(goroutine): it has been added; count it down when it has ended. */
+static PyObject *wg_count(PyObject *self, PyObject *g)
+{
+    if (!Py_IS_TYPE(g, &Goroutine_Type)) {
+        PyErr_Format(PyExc_TypeError, "WaitGroup counts goroutines, not %R", g);
+        return NULL;
+    }
+    int r = join_count((G *)g, self);
+    return r < 0 ? NULL : r > 0 ? Py_NewRef(Py_None) : wg_change((Sync *)self, -1);
+}
+
+void wg_ended(PyObject *wg)
+{
+    PyObject *r = wg_change((Sync *)wg, -1);
+    if (r == NULL) { /* somebody has called done() too often, and nobody is there to hear of it */
+        run_fail(compat_take_exception());
+    }
+    Py_XDECREF(r);
+}
+
 static PyObject *wg_repr(PyObject *self)
 {
     return PyUnicode_FromFormat("<WaitGroup %lld at %p>", (long long)get((Sync *)self),
@@ -990,6 +1050,7 @@ static PyMethodDef wg_methods[] = {
     {"done", wg_done, METH_NOARGS, "done()\n--\n\nCount one down.\n\n>>> wg.done()"},
     {"wait", wg_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: until the counter is zero.\n\n>>> await wg.wait()"},
+    {"_count", wg_count, METH_O, NULL},
     {NULL},
 };
 
@@ -1057,10 +1118,23 @@ static PyObject *cond_broadcast(PyObject *self, PyObject *Py_UNUSED(a))
     return cond_wake((Sync *)self, true);
 }
 
+static PyObject *cond_repr(PyObject *self)
+{
+    Sync *s = (Sync *)self;
+    long long n = 0;
+    obj_lock(&s->lock);
+    for (SyncOp *op = s->queue; op != NULL; n++) {
+        op = op->next != s->queue ? op->next : NULL;
+    }
+    obj_unlock(&s->lock);
+    return PyUnicode_FromFormat("<Cond of %R, %lld waiting, at %p>", s->mu, n, (void *)self);
+}
+
 static PyMethodDef cond_methods[] = {
     {"wait", cond_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: unlock the mutex, wait for a signal, lock it again (also before "
-     "raising).\n\n"
+     "raising).\n"
+     "If run() ends and the mutex was left locked, one that waits takes it over.\n\n"
      ">>> async with cond.mu:\n...     while not ready:\n...         await cond.wait()"},
     {"signal", cond_signal, METH_NOARGS,
      "signal()\n--\n\nWake the one that has waited longest.\n\n>>> cond.signal()"},
@@ -1078,6 +1152,7 @@ static PyTypeObject Cond_Type = {
         "Cond(mu)\n--\n\nA condition variable: wait() for a signal, in the order of arrival.\n\n"
         ">>> cond = Cond(Mutex())\n>>> cond.signal()",
     .tp_new = cond_tp_new,
+    .tp_repr = cond_repr,
     .tp_methods = cond_methods,
     .tp_members = cond_members,
 };
@@ -1187,9 +1262,7 @@ static PyObject *sem_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssiz
 
 static PyObject *sem_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = sem_put((Sync *)self, 1);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit_done(sem_put((Sync *)self, 1));
 }
 
 static PyObject *sem_repr(PyObject *self)

@@ -299,6 +299,10 @@ bool seconds_to_ns(PyObject *seconds, const char *what, int64_t *ns)
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "%s needs a number of seconds, not %R", what, seconds);
         }
+        else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s needs a finite number of seconds, not an int that large", what);
+        }
         return false;
     }
     if (!isfinite(s)) {
@@ -468,7 +472,7 @@ static PyObject *sleep_repr(PyObject *self)
     return r;
 }
 
-static PyAsyncMethods sleep_async = {.am_await = PyObject_SelfIter, .am_send = sleep_send};
+static PyAsyncMethods sleep_async = {.am_send = sleep_send};
 
 PyTypeObject SleepOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SleepOp",
@@ -479,7 +483,5 @@ PyTypeObject SleepOp_Type = {
     .tp_dealloc = sleep_dealloc,
     .tp_repr = sleep_repr,
     .tp_as_async = &sleep_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = sleep_methods,
 };

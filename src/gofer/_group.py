@@ -34,7 +34,6 @@ class Group:
         self._permits = _core.Semaphore(limit) if limit is not None else None
         self._collapse = collapse
         self._running = WaitGroup()
-        self._ending: set[_core.Goroutine[Any]] = set()  # counted down, but not quite dead
         self._failed: list[_core.Goroutine[Any]] = []
         self._context: context.Context | None = None
         self._state = "new"
@@ -73,30 +72,28 @@ class Group:
             raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
-            return go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
+            g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise
+        self._running._count(g)
+        return g
+
+    def __repr__(self) -> str:
+        return f"<Group {self._state}, running: {self._running!r}, at {id(self):#x}>"
 
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         me = _core.current()
         assert me is not None
-        try:
-            # For good, and without an edge where the end of the context would be quiet: one that is
-            # cancelled shall say so. (go() may have been called by one who is not in the context.)
-            await self.context.__aenter__()
-            if self._permits is None:
-                return await self._call(me, fn, args, kwargs)
-            async with self._permits:
-                return await self._call(me, fn, args, kwargs)
-        finally:
-            for g in self._ending.copy():
-                if g.done():
-                    self._ending.discard(g)
-            self._ending.add(me)
-            self._running.done()
+        # For good, and without an edge where the end of the context would be quiet: one that is
+        # cancelled shall say so. (go() may have been called by one who is not in the context.)
+        await self.context.__aenter__()
+        if self._permits is None:
+            return await self._call(me, fn, args, kwargs)
+        async with self._permits:
+            return await self._call(me, fn, args, kwargs)
 
     async def _call(
         self,
@@ -118,8 +115,6 @@ class Group:
 
     async def _all_ended(self) -> None:
         await self._running.wait()
-        while not all(g.done() for g in self._ending):
-            await _core.gosched()
         await _core.sleep(0)  # an outer context that ended them may be over for us too: say so
 
     async def _all_ended_at_last(self) -> Cancelled | None:

@@ -202,6 +202,9 @@ class lock_os_thread:  # noqa: N801  # used as a function, and with `with`
     def __exit__(self, *exc: object) -> None:
         _core.unlock_os_thread()
 
+    def __repr__(self) -> str:
+        return "<lock_os_thread()>"
+
 
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
@@ -227,6 +230,9 @@ class blocking:  # noqa: N801  # reads as a statement
 
     def __exit__(self, *exc: object) -> None:
         _core.exit_blocking()
+
+    def __repr__(self) -> str:
+        return "<blocking()>"
 
 
 def goexit() -> NoReturn:

@@ -404,7 +404,10 @@ PyObject *g_call_plain(G *g)
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    return result != NULL && PyCoro_CheckExact(result) ? block_plain(tls_m, result) : result;
+    /* What would never begin otherwise: of ch.send, say, or of a lambda around an async function. */
+    bool awaits = result != NULL &&
+                  (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
+    return awaits ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until

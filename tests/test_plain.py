@@ -1011,12 +1011,18 @@ def test_a_program_ends_although_a_function_is_stuck_for_ever() -> None:
 
 @pytest.mark.parametrize("how", ["block(gofer.sleep(1000))", "time.sleep(1000)"])
 def test_ctrl_c_reaches_a_plain_main(how: str) -> None:
+    # A signal just before the system call does not interrupt it, in any Python program.
     program = Program(f"""
-        import time, gofer
+        import threading, time, gofer
         from gofer import block
 
-        def main():
+        def tell(g):
+            while g.state not in ("waiting", "syscall"):
+                time.sleep(0.001)
             print("ready", flush=True)
+
+        def main():
+            threading.Thread(target=tell, args=[gofer.current()]).start()
             try:
                 {how}
             finally:

@@ -17,6 +17,7 @@ from tests.support import (
     FREE_THREADED,
     PATIENCE,
     Program,
+    all_came_back,
     give,
     here,
     parked,
@@ -46,10 +47,7 @@ def receive(ch: Chan[Any]) -> Any:
 def wait_until_left(released: threading.Event) -> None:
     """After a run: those that it has left behind shall come back, and be gone."""
     released.set()
-    deadline = time.monotonic() + PATIENCE
-    while _core.counters()["goroutines"] > 0:
-        assert time.monotonic() < deadline, "it did not come back"
-        time.sleep(0.001)
+    all_came_back()
 
 
 # --- Results and exceptions -----------------------------------------------------------------------

@@ -590,7 +590,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         g->site_lasti = PyFrame_GetLasti(caller);
     }
     Py_XDECREF(caller);
-    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+    m_set_thread(m);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
     bool alone = true;

@@ -312,7 +312,8 @@ struct M {
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock; /* of the thread; set before it runs anything */
+    clockid_t cpu_clock; /* of the thread; both are set before it runs anything */
+    int tid;             /* the kernel's number for it */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -516,6 +517,7 @@ void due_later(M *m, PyObject *op);
 void drop_now(M *m);
 void wake_from_user(M *m, G *g, bool next); /* as goready; eats the reference in any case */
 M *m_new(void);                             /* NULL: no memory */
+void m_set_thread(M *m);                    /* on its thread */
 bool m_init(M *m, PyThreadState *ts);       /* attached */
 void m_fini(M *m);                          /* attached */
 void wake_all_ms(void);                     /* sched.lock */

@@ -13,6 +13,7 @@
 #define _GNU_SOURCE /* ppoll */
 #include "runtime.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -98,11 +99,27 @@ static bool has_work(P *p, int64_t now)
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
 }
 
-/* The thread has not run since the last look, so it blocks. With the GIL it may wait for that: then somebody
- * else of this process runs, and another thread would only wait too. */
-static bool is_blocked(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+/* The thread has not run since the last look. With the GIL it may wait for that: then somebody else of this process
+ * runs, and another thread would only wait too. */
+static bool stands_still(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
 {
     return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
+}
+
+/* ... and not because the machine has no time for it, says the kernel. */
+static bool sleeps(const M *m)
+{
+    char path[64], text[128];
+    snprintf(path, sizeof path, "/proc/self/task/%d/stat", m->tid);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        return true; /* no /proc */
+    }
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    const char *state = strrchr(text, ')'); /* "tid (name) S ..." */
+    return state == NULL || state[1] == '\0' || state[2] != 'R';
 }
 
 /* The mark first: the M takes it back when it finds its P gone. */
@@ -144,7 +161,10 @@ static int retake(int64_t now)
             seen[i].since_ns = now;
         }
         else {
-            bool blocked = is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns);
+            bool known = atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
+            bool blocked =
+                stands_still(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns) &&
+                (known || sleeps(m));
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             bool due = blocked || now - seen[i].since_ns >= SLICE_NS;
             int64_t fixed = atomic_load(&sysmon_fixed_ns);

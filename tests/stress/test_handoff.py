@@ -14,7 +14,7 @@ import pytest
 
 import gofer
 from gofer import _core, block
-from tests.support import PATIENCE, parked, rounds, until
+from tests.support import all_came_back, parked, rounds, until
 
 
 @pytest.fixture(params=[20, 50], ids="every {} us".format)
@@ -368,10 +368,8 @@ def test_the_end_of_main_against_plain_goroutines(ps: int, eager: int) -> None:
     for i in rounds(divide_by=50):
         started += 4
         gofer.run(main, i, procs=ps)
-    assert ended <= started
-    deadline = time.monotonic() + PATIENCE
-    while _core.counters()["goroutines"] > 0 and time.monotonic() < deadline:
-        time.sleep(0.001)
+    assert ended <= started  # one that is cancelled before never begins
+    all_came_back()
 
 
 def test_left_behind_functions_come_back_while_another_run_runs(ps: int) -> None:
@@ -413,10 +411,7 @@ def test_left_behind_functions_come_back_while_another_run_runs(ps: int) -> None
         go_on = threading.Event()
         gofer.run(main, go_on, procs=ps)
         gofer.run(other, go_on, procs=ps)
-        deadline = time.monotonic() + PATIENCE
-        while _core.counters()["goroutines"] > 0:
-            assert time.monotonic() < deadline
-            time.sleep(0.0005)
+        all_came_back()
     assert {e for e in errors if "has ended" not in e} == set()
 
 

@@ -1,13 +1,14 @@
 """Stall: what does a task that does not let go do to the others?
 
 Tickers sleep 10 ms at a time and note how late they are. Beside them some tasks do what one should
-not do on an event loop: call something that blocks, or compute. The figure is the worst delay of any
-tick; the 99th percentile stands beside it. A runtime that cannot take a processor away from a task
-shows the length of the call.
+not do on an event loop: call something that blocks, or compute. The figure is the worst delay of
+any tick; the 99th percentile stands beside it. A runtime that cannot take a processor away from a
+task shows the length of the call.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import Any
@@ -148,8 +149,7 @@ def gofer_blocking(job: Job) -> None:
     late: list[float] = []
 
     async def other(ch: gofer.Chan[float]) -> None:
-        async for began in ch:
-            late.append(time.perf_counter() - began)
+        late.extend([time.perf_counter() - began async for began in ch])
 
     async def main() -> None:
         ch = gofer.Chan[float](1)
@@ -206,8 +206,7 @@ def asyncio_ticks(job: Job) -> None:
         ticks = Ticks()
         with job.measure():
             tickers = [
-                asyncio.create_task(ticks.ticker(asyncio.sleep))
-                for _ in range(job.size["tickers"])
+                asyncio.create_task(ticks.ticker(asyncio.sleep)) for _ in range(job.size["tickers"])
             ]
             await asyncio.sleep(0.1)
             await asyncio.gather(*[blocker() for _ in range(job.size["blockers"])])
@@ -264,8 +263,6 @@ def tonio_ticks(job: Job) -> None:
 
 def both(case: Case) -> list[Case]:
     """At 1 and 2 Ps, with the GIL too: that one thread at a time runs Python code is no excuse."""
-    import dataclasses
-
     return [dataclasses.replace(case, procs=procs) for procs in (1, 2)]
 
 
@@ -281,11 +278,13 @@ def ticking(group: str, **size: int) -> list[Case]:
     ]
 
 
+WORKERS = {"blockers": 16, "tickers": 50}
+
 CASES = (
     *ticking("sleep", kind=SLEEP),
     *ticking("loop", kind=LOOP),
-    *both(Case("gofer", "beside tickers", gofer_work, "work", size={"blockers": 16, "tickers": 50})),
-    *both(Case("gofer", "alone", gofer_no_tickers, "work", size={"blockers": 16})),
+    *both(Case("gofer", "beside tickers", gofer_work, "work", size=WORKERS)),
+    *both(Case("gofer", "alone", gofer_no_tickers, "work", size=WORKERS)),
     *both(Case("gofer", "blocking()", gofer_blocking, "hand-over", size={"blockers": 200})),
     *both(Case("gofer", "time.sleep", gofer_many, "many", size={"blockers": 1000, "ms": 500})),
     *both(Case("gofer", "asleep", gofer_idle, "idle", size={"ms": 5000})),
@@ -313,7 +312,7 @@ def bars() -> list[Bar]:
                     bar("... 99th percentile 35 ms", "loop/async", loop_p99, metric=P99_DELAY)
                 )
             found += [
-                bar("blocking() hands over in 1 ms", "hand-over/blocking()", 0.001, metric=P99_DELAY),
+                bar("blocking(): 1 ms", "hand-over/blocking()", 0.001, metric=P99_DELAY),
                 bar("1000 time.sleep(0.5) at most 1 s late", "many/time.sleep", 1.0),
                 bar("idle: under 0.5 % of a CPU", "idle/asleep", 0.005, metric=CPU_SHARE),
             ]

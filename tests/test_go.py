@@ -14,7 +14,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import AsyncIterator, Iterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, NoReturn
 
 import pytest

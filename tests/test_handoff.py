@@ -1,7 +1,8 @@
-"""Nothing stalls: a blocking call or a long computation inside a goroutine does not stop the others.
+"""Nothing stalls: a blocking call or a long computation in a goroutine does not stop the others.
 
-Tickers run beside whatever blocks; what counts is the longest time that none of them ran. On an idle
-machine that is a few milliseconds; the bounds here are generous, and far below what is blocked for.
+Tickers run beside whatever blocks; what counts is the longest time that one of them did not run. On
+an idle machine that is a few milliseconds; the bounds here are generous, and far below the time for
+which something blocks.
 """
 
 import hashlib

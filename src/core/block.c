@@ -308,7 +308,8 @@ PyDoc_STRVAR(
     block_doc,
     "block(op, /, timeout=None)\n--\n\n"
     "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
-             "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation is "
+    "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation "
+    "is "
     "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
 
 PyMethodDef block_methods[] = {

@@ -373,7 +373,8 @@ static int is_async(PyObject *fn)
         return 1;
     }
     if (flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)) {
-        PyErr_Format(PyExc_TypeError, "go() cannot run the generator function %R: iterate over it in one", fn);
+        PyErr_Format(PyExc_TypeError,
+                     "go() cannot run the generator function %R: iterate over it in one", fn);
         return -1;
     }
     return 0;
@@ -404,8 +405,8 @@ PyObject *g_call_plain(G *g)
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    bool more = result != NULL && (PyCoro_CheckExact(result) ||
-                                   PyObject_TypeCheck(result, &Operation_Type));
+    bool more = result != NULL &&
+                (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
     return more ? block_plain(tls_m, result) : result;
 }
 
@@ -545,7 +546,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
-    bool later = false;                /* the call of fn is put off */
+    bool later = false; /* the call of fn is put off */
     bool plain = false;
     PyObject *rest = kwnames;          /* borrowed unless `name` was taken out */
     PyObject *small[16], **buf = NULL; /* args without `name` */
@@ -605,7 +606,8 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         coro = later   ? keep_args(args + 1, nargs - 1)
                : plain ? keep_call(fn, args + 1, nargs - 1, kw)
                        : PyObject_Vectorcall(fn, args + 1, (size_t)(nargs - 1), kw);
-        if (async && !later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
+        if (async && !later && coro != NULL && !PyCoro_CheckExact(coro) &&
+            is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
                 PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine",
                              fn, coro);

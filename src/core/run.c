@@ -744,7 +744,8 @@ static G *curg_or_error(const char *what)
     M *m = tls_m;
     G *g = m != NULL ? m->curg : NULL;
     if (g == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()", what);
+        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()",
+                     what);
     }
     return g;
 }
@@ -964,10 +965,11 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         handoffs += atomic_load(&p->nhandoff);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
-                         (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
-                         (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
-                         (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
+    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G],
+                         "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
+                         "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
+                         "spills", (unsigned long long)spills, "handoffs",
+                         (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
                          "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
                          (int)RING_SIZE);
 }

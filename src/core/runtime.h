@@ -52,7 +52,7 @@ enum {
 #define SIGNAL_LOOK_NS   100000000LL
 #define SYSMON_MIN_NS    20000LL   /* how often sysmon looks, when things move */
 #define SYSMON_MAX_NS    5000000LL /* ... and when they do not */
-#define LINGER_NS        50000LL /* for these see linger() in proc.c */
+#define LINGER_NS        50000LL   /* for these see linger() in proc.c */
 #define LOOT_MIN         32
 #define LOOT_PATIENCE_NS 10000LL
 #define NS_PER_S         1000000000LL
@@ -299,7 +299,8 @@ struct M {
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
     G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
-    PyObject *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
+    PyObject
+        *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
@@ -347,15 +348,16 @@ typedef struct {
 
 struct P {
     _Atomic uint64_t owner;
-    _Atomic(M *) m;          /* who was given it last; sysmon only looks at its clock */
-    _Atomic uint32_t slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
+    _Atomic(M *) m; /* who was given it last; sysmon only looks at its clock */
+    _Atomic uint32_t
+        slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
-    P *idle_next; /* sched.lock */
+    P *idle_next;              /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
     _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
@@ -395,10 +397,11 @@ typedef struct {
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
-    _Atomic int32_t thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
+    _Atomic int32_t
+        thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
                                          the next M that can */
     _Atomic int32_t max_threads;
-    _Atomic bool sysmon_asleep;  /* lock to write: it wants to know when a P gets busy */
+    _Atomic bool sysmon_asleep; /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
     M *m0;                      /* the thread that called run */
@@ -495,17 +498,19 @@ bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it retu
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
-void p_idle(P *p);            /* on the idle list */
+void p_idle(P *p);           /* on the idle list */
 void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);       /* held in P_RUNNING */
 void slice_mark(P *p);
-void slice_begin(M *m);      /* of the current goroutine, on a P that it did not have; leaves it in P_USER */
-void park_wired(M *m, G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
-void wait_for_p(M *m, G *g); /* `g`, the current one, goes on when it has a P; it has none */
-M *m_of(G *g);               /* who runs it, or NULL; sched.lock */
-bool has_p(const M *m);      /* sched.lock */
-void m_unlink(M *m);         /* from allm; sched.lock */
-void reap_dead_ms(void);     /* detached; sysmon, or while there is none */
+void slice_begin(
+    M *m); /* of the current goroutine, on a P that it did not have; leaves it in P_USER */
+void park_wired(M *m,
+                G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
+void wait_for_p(M *m, G *g);       /* `g`, the current one, goes on when it has a P; it has none */
+M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
+bool has_p(const M *m);            /* sched.lock */
+void m_unlink(M *m);               /* from allm; sched.lock */
+void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
 void poller_look(int64_t when_ns); /* a timer for then has been added */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
@@ -712,7 +717,8 @@ bool atomic_module_init(PyObject *mod);
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
 void block_interrupt_all(void); /* the runtime has ended */
-void error_orphan(const char *what); /* this is the thread of a goroutine whose run() has returned */
+void error_orphan(
+    const char *what); /* this is the thread of a goroutine whose run() has returned */
 extern PyMethodDef block_methods[];
 
 void contexts_arm(M *m);            /* a run begins */
@@ -726,7 +732,7 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 /* Created where the caller stands. Eats coro; returns two references. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
-void g_discard(G *g); /* never started after all; eats both references */
+void g_discard(G *g);                      /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */

@@ -82,8 +82,8 @@ _Atomic int64_t sysmon_fixed_ns;
 static struct {
     uint64_t owner;
     uint32_t slices;
-    int64_t since_ns;            /* when this slice was first seen */
-    int64_t looked_ns, cpu_ns;   /* at the last look: time, and the CPU time of its thread */
+    int64_t since_ns;          /* when this slice was first seen */
+    int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
 
@@ -168,7 +168,8 @@ static int retake(int64_t now)
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             bool due = blocked || now - seen[i].since_ns >= SLICE_NS;
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
-            if ((due || fixed > 0) && fixed >= 0 && has_work(p, now) && take(p, m, owner, blocked)) {
+            if ((due || fixed > 0) && fixed >= 0 && has_work(p, now) &&
+                take(p, m, owner, blocked)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
                 atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);

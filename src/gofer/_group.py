@@ -9,7 +9,6 @@ from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 
-
 def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
 

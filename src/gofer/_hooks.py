@@ -9,7 +9,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from gofer import _asyncgen, _core, signals
@@ -67,8 +67,6 @@ def is_async(fn: object) -> bool:
     if inspect.iscoroutinefunction(fn):
         return True
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-
-
 
 
 async def as_coroutine(awaitable: Awaitable[Any]) -> Any:

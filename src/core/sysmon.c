@@ -10,7 +10,6 @@
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
  * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
-#define _GNU_SOURCE /* ppoll */
 #include "runtime.h"
 
 #include <fcntl.h>

@@ -93,6 +93,10 @@ stress: $(VENV)/.installed $(VENV)/.group-test ## run the stress tests for long:
 tiny: ## run all tests with rings and caches of 4 slots and asserts on
 	@$(MAKE) FLAVOUR=tiny test
 
+.PHONY: retake
+retake: ## run all tests while every P in user code is taken away every 50 us
+	@GOFER_TEST_SYSMON_US=50 $(MAKE) test
+
 .PHONY: asan
 asan: ## run all tests under AddressSanitizer and UBSan
 	@$(MAKE) FLAVOUR=asan sanitized

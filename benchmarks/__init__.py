@@ -24,4 +24,5 @@ NAMES = (
     "sleeps",
     "parked",
     "cpu",
+    "stall",
 )

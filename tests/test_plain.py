@@ -17,6 +17,7 @@ from tests.support import (
     FREE_THREADED,
     PATIENCE,
     Program,
+    all_came_back,
     give,
     here,
     parked,
@@ -46,10 +47,7 @@ def receive(ch: Chan[Any]) -> Any:
 def wait_until_left(released: threading.Event) -> None:
     """After a run: those that it has left behind shall come back, and be gone."""
     released.set()
-    deadline = time.monotonic() + PATIENCE
-    while _core.counters()["goroutines"] > 0:
-        assert time.monotonic() < deadline, "it did not come back"
-        time.sleep(0.001)
+    all_came_back()
 
 
 # --- Results and exceptions -----------------------------------------------------------------------
@@ -200,7 +198,8 @@ def test_run_raises_what_a_plain_main_raises(procs: int) -> None:
 
 
 @pytest.mark.parametrize("main", [print, lambda: None, dict], ids=["print", "lambda", "dict"])
-def test_run_takes_any_callable(main: Callable[[], Any], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("capsys")
+def test_run_takes_any_callable(main: Callable[[], Any]) -> None:
     assert gofer.run(main) in (None, {})
 
 
@@ -703,12 +702,16 @@ def test_group(procs: int) -> None:
             named = group.go(add, 1, name="named")
         assert [g.result() for g in gs] == list(range(1, 11))
         assert named.name == "named"
+        gs = []
         with pytest.raises(ExceptionGroup) as info:
-            async with gofer.Group() as group:
-                waits = group.go(receive, Chan[int]())
-                group.go(fail)
+            await failing(gs)
         assert [type(e) for e in info.value.exceptions] == [ValueError]
-        assert waits.cancelled()
+        assert gs[0].cancelled()
+
+    async def failing(gs: list[gofer.Goroutine[Any]]) -> None:
+        async with gofer.Group() as group:
+            gs.append(group.go(receive, Chan[int]()))
+            group.go(fail)
 
     gofer.run(main, procs=procs)
 

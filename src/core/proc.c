@@ -262,6 +262,11 @@ M *m_new(void)
     return m;
 }
 
+void m_set_thread(M *m)
+{
+    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+}
+
 bool m_init(M *m, PyThreadState *ts)
 {
     m->ts = ts;
@@ -860,7 +865,7 @@ static void *m_main(void *arg)
     char name[16];
     snprintf(name, sizeof name, "gofer-m%d", m->id);
     prctl(PR_SET_NAME, name, 0, 0, 0);
-    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+    m_set_thread(m);
     PyGILState_STATE gil = PyGILState_Ensure();
     m->p = m->nextp;
     m->nextp = NULL;
@@ -1228,7 +1233,13 @@ static void execute(M *m, G *g, bool inherit)
     bool is_main = g == sched.main_g;
     slice_end(m);
     g_finish(m, g, end, value);
+    /* A reference is dropped when the next goroutine is about to run, in the same turn outside the scheduler. Not
+     * if a destructor may come with it, for which that one would have to wait. */
+    bool may_block = Py_REFCNT(g) == 1 && PyObject_IS_GC(g->value);
     drop_later(m, (PyObject *)g);
+    if (may_block) {
+        drop_as_user(m);
+    }
     if (unlikely(is_main || atomic_load(&sched.counting))) {
         if (m->p != NULL) { /* as in drop_as_user() */
             slice_mark(m->p);

@@ -711,8 +711,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         g->site_lasti = PyFrame_GetLasti(caller);
     }
     Py_XDECREF(caller);
-    m->thread = pthread_self();
-    pthread_getcpuclockid(m->thread, &m->cpu_clock);
+    m_set_thread(m);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
     bool alone = true;

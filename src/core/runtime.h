@@ -550,6 +550,7 @@ void due_later(M *m, PyObject *op);
 void drop_now(M *m);
 void wake_from_user(M *m, G *g, bool next); /* as goready; eats the reference in any case */
 M *m_new(void);                             /* NULL: no memory */
+void m_set_thread(M *m);                    /* on its thread */
 bool m_init(M *m, PyThreadState *ts);       /* attached */
 void m_fini(M *m);                          /* attached */
 void wake_all_ms(void);                     /* sched.lock */

@@ -9,8 +9,7 @@
  *     (retake), as Go does with a P in a system call.
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
- * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
-#define _GNU_SOURCE /* ppoll */
+ * 2 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
 #include "runtime.h"
 
 #include <poll.h>

@@ -86,8 +86,6 @@ def is_async(fn: object) -> bool:
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
 
 
-
-
 async def as_coroutine(awaitable: Awaitable[Any]) -> Any:
     """Await what is awaitable but no coroutine."""
     return await awaitable

@@ -115,7 +115,8 @@ def _as_coroutine(
             raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
         return main
     if _hooks.is_async(main):
-        return main(*args)
+        coro: Coroutine[Any, Any, T] = main(*args)
+        return coro
     if not callable(main):
         raise TypeError(f"run() needs a function or a coroutine object, not {main!r}")
     if inspect.isgeneratorfunction(main) or inspect.isasyncgenfunction(main):
@@ -126,9 +127,7 @@ def _as_coroutine(
 @overload
 def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
 @overload
-def run(
-    main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None
-) -> T: ...
+def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None) -> T: ...
 @overload
 def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
 def run(
@@ -148,7 +147,7 @@ def run(
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
     if _core.running():
-        _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
+        _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
     _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
@@ -181,7 +180,7 @@ def current() -> _core.Goroutine[Any]:
     return g
 
 
-class lock_os_thread:  # noqa: N801  # used as a function, and with `with`
+class lock_os_thread:  # used as a function, and with `with`
     """Keep this goroutine on its thread, and everybody else off it, until unlock_os_thread().
 
     Nests. Also for a block: `with lock_os_thread():`. A goroutine that ends while locked ends its
@@ -214,8 +213,8 @@ def unlock_os_thread() -> None:
     _core.unlock_os_thread()
 
 
-class blocking:  # noqa: N801  # reads as a statement
-    """Say that the block blocks: others get this goroutine's P at once, not after some milliseconds.
+class blocking:  # reads as a statement
+    """Say that the block blocks: others get this goroutine's P at once, not milliseconds later.
 
     Nests. RuntimeError outside a goroutine.
 

@@ -821,9 +821,8 @@ static PyObject *chan_repr(PyObject *self)
         return r;
     }
     return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self),
-        ch->cap, atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "",
-        (void *)ch);
+        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap,
+        atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "", (void *)ch);
 }
 
 #define SEND_METHODS                                                                               \

@@ -107,7 +107,8 @@ static void allgs_remove(G *g)
 static M *own_m(void)
 {
     M *m = tls_m;
-    bool orphan = m != NULL && atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN;
+    bool orphan =
+        m != NULL && atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN;
     return unlikely(orphan) ? NULL : m;
 }
 
@@ -480,8 +481,8 @@ PyObject *g_call_plain(G *g)
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    bool more = result != NULL && (PyCoro_CheckExact(result) ||
-                                   PyObject_TypeCheck(result, &Operation_Type));
+    bool more = result != NULL &&
+                (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
     return more ? block_plain(tls_m, result) : result;
 }
 

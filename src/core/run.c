@@ -393,8 +393,9 @@ static void bury_the_rest(M *m)
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
             bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
-            bool comes = (s & G_STATE) == G_RUNNABLE && all[i]->wired == NULL; /* a foreign thread is about to queue it */
-            found |= waits || comes; /* if not now, then next time round */
+            bool comes = (s & G_STATE) == G_RUNNABLE &&
+                         all[i]->wired == NULL; /* a foreign thread is about to queue it */
+            found |= waits || comes;            /* if not now, then next time round */
             if (comes || (waits && (s & G_SCAN))) {
                 Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
                 usleep(50);

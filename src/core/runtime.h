@@ -702,7 +702,7 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 /* Created where the caller stands. Eats coro; returns two references. Then it must be let in, or discarded. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(G *g, PyObject *exc); /* its function goes on, but nobody waits for it; eats exc */
-bool g_let_in(G *g); /* into the run; false: that ends */
+bool g_let_in(G *g);                 /* into the run; false: that ends */
 void g_let_in_main(G *g);
 void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */

@@ -793,10 +793,10 @@ static PyObject *mutex_repr(PyObject *self)
     long long readers = (long long)get(s); /* of a Mutex: none */
     obj_unlock(&s->lock);
     const char *name = Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex";
-    return readers > 0 ? PyUnicode_FromFormat("<%s read-locked %lld times at %p>", name, readers,
-                                              (void *)self)
-                       : PyUnicode_FromFormat("<%s%s at %p>", name, locked ? " locked" : "",
-                                              (void *)self);
+    return readers > 0
+               ? PyUnicode_FromFormat("<%s read-locked %lld times at %p>", name, readers,
+                                      (void *)self)
+               : PyUnicode_FromFormat("<%s%s at %p>", name, locked ? " locked" : "", (void *)self);
 }
 
 static PyMethodDef mutex_methods[] = {LOCK_METHODS, {NULL}};

@@ -165,7 +165,7 @@ static PyObject *timechan_reset(PyObject *self, PyObject *seconds)
     bool ticks = tc->period_ns > 0; /* it stays so */
     obj_unlock(&tc->ch.lock);
     bool ok = ticks ? period_to_ns(seconds, "Ticker.reset()", &ns)
-                                : seconds_to_ns(seconds, "Timer.reset()", &ns);
+                    : seconds_to_ns(seconds, "Timer.reset()", &ns);
     return ok ? as_bool(timechan_set(tc, ns)) : NULL;
 }
 
@@ -320,8 +320,9 @@ static PyObject *functimer_stop(PyObject *self, PyObject *Py_UNUSED(a))
 static PyObject *functimer_reset(PyObject *self, PyObject *seconds)
 {
     int64_t ns;
-    return seconds_to_ns(seconds, "Timer.reset()", &ns) ? as_bool(functimer_set((FuncTimer *)self, ns))
-                                                  : NULL;
+    return seconds_to_ns(seconds, "Timer.reset()", &ns)
+               ? as_bool(functimer_set((FuncTimer *)self, ns))
+               : NULL;
 }
 
 static PyObject *functimer_state(PyObject *self, PyObject *Py_UNUSED(a))
@@ -355,9 +356,10 @@ static void functimer_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyMethodDef functimer_methods[] = {
-    {"stop", functimer_stop, METH_NOARGS, NULL}, {"reset", functimer_reset, METH_O, NULL},
-    {"state", functimer_state, METH_NOARGS, NULL}, {NULL}};
+static PyMethodDef functimer_methods[] = {{"stop", functimer_stop, METH_NOARGS, NULL},
+                                          {"reset", functimer_reset, METH_O, NULL},
+                                          {"state", functimer_state, METH_NOARGS, NULL},
+                                          {NULL}};
 
 PyTypeObject FuncTimer_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.FuncTimer",

@@ -111,7 +111,8 @@ def _as_coroutine(
             raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
         return main
     if _hooks.is_async(main):
-        return main(*args)
+        coro: Coroutine[Any, Any, T] = main(*args)
+        return coro
     if not callable(main):
         raise TypeError(f"run() needs a function or a coroutine object, not {main!r}")
     if inspect.isgeneratorfunction(main) or inspect.isasyncgenfunction(main):

@@ -55,6 +55,18 @@ class WaitGroup(_core.WaitGroup):
 
     __slots__ = ()
 
+    @overload
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]: ...
+    @overload
+    def go(
+        self, fn: Callable[..., T], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[T]: ...
     def go(
         self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
     ) -> _core.Goroutine[Any]:

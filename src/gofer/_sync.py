@@ -78,7 +78,7 @@ class WaitGroup(_core.WaitGroup):
             raise TypeError(f"WaitGroup.go() needs a function, not {fn!r}")
         self.add()
         try:
-            g = _core.go_here(fn, *args, name=name, **kwargs)
+            g = _core.go_for(fn, *args, name=name, **kwargs)
         except BaseException:
             self.done()
             raise

@@ -12,7 +12,7 @@ from gofer import atomic, context, singleflight
 from tests.support import give, until
 from tests.sync_support import waiting
 
-# Shows one object in one state after the other: at each it yields the object and what its repr says then.
+# Takes an object from state to state; in each it yields the object and what its repr says then.
 Story = Iterator[tuple[object, str]]
 
 

@@ -227,8 +227,8 @@ def test_a_leaked_goroutine_is_counted_down(procs: int) -> None:
         wg = gofer.WaitGroup()
         g = wg.go(wait_for, gofer.Chan[None]().recv())
         await parked(g)
+        del g
         with pytest.warns(gofer.GoroutineLeakWarning):
-            del g
             gc.collect()
         await at_zero(wg)
 

@@ -271,7 +271,7 @@ static PyObject *name_of(PyObject *obj)
     return PyUnicode_FromString(Py_TYPE(obj)->tp_name);
 }
 
-static _Thread_local bool go_for_caller;
+static _Thread_local bool go_for_caller, go_begins;
 
 /* Whether it runs code of this package. */
 static bool is_ours(PyFrameObject *frame)
@@ -343,6 +343,7 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     }
     else if (unlikely(go_for_caller)) {
         g->site_code = caller_outside(&g->site_lasti);
+        g->begins = go_begins;
     }
     else {
         g->site_code = compat_caller(ts, &g->site_lasti);
@@ -741,11 +742,20 @@ done:
 }
 
 /* go() on behalf of WaitGroup.go() and the like: created by whoever called that. */
-PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
     PyObject *g = core_go(mod, args, nargs, kwnames);
     go_for_caller = false;
+    return g;
+}
+
+/* The same for a function of ours around the caller's, which has to clean up: it always begins. */
+PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    go_begins = true;
+    PyObject *g = core_go_for(mod, args, nargs, kwnames);
+    go_begins = false;
     return g;
 }
 

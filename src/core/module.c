@@ -35,6 +35,7 @@ static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 static PyMethodDef methods[] = {
     {"go", (PyCFunction)(void (*)(void))core_go, METH_FASTCALL | METH_KEYWORDS, go_doc},
     {"go_here", (PyCFunction)(void (*)(void))core_go_here, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"go_for", (PyCFunction)(void (*)(void))core_go_for, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"sleep", sleep_new, METH_O, sleep_doc},
     {"gosched", core_gosched, METH_NOARGS, gosched_doc},
     {"select", (PyCFunction)(void (*)(void))core_select, METH_FASTCALL | METH_KEYWORDS, select_doc},

@@ -1002,12 +1002,12 @@ PySendResult resume_coro(PyObject *coro, PyObject **result)
 static PySendResult resume(G *g, PyObject **result)
 {
     if (unlikely(g->plain)) {
-        *result = op_raise_if_cancelled(g) ? NULL : g_call_plain(g);
+        *result = !g->begins && op_raise_if_cancelled(g) ? NULL : g_call_plain(g);
         return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
     }
     if (unlikely(!g->started)) {
         /* Cancelled before it began: it never does. (A context that is over is met by its first operation.) */
-        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) &&
+        if ((atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) && !g->begins &&
             op_raise_if_cancelled(g)) {
             return g->put_off ? PYGEN_ERROR : throw_into(g->coro, compat_take_exception(), result);
         }

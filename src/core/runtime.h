@@ -238,6 +238,7 @@ struct G {
     uint16_t locks;        /* nested lock_os_thread() */
     uint16_t blocking;     /* nested blocking() */
     bool late;             /* cleans up after others: not cancelled when main ends */
+    bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     union {
@@ -796,6 +797,7 @@ void callback_clear(Callback *cb);
 bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
+PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 void *free_list_pop(M *m, int kind);
 bool free_list_push(M *m, int kind, PyObject *op);
 void free_lists_clear(M *m);

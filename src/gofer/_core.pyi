@@ -220,6 +220,9 @@ def go(
 def go(
     fn: Callable[..., T], /, *args: Any, name: str | None = None, **kwargs: Any
 ) -> Goroutine[T]: ...
+def go_for(
+    fn: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any
+) -> Goroutine[Any]: ...
 def go_here(
     fn: Callable[..., Any], /, *args: Any, name: str | None = None, **kwargs: Any
 ) -> Goroutine[Any]: ...

@@ -1,13 +1,14 @@
 """Structured concurrency: no goroutine outlives the block that started it."""
 
 import types
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeGuard, TypeVar, overload
 
 from gofer import _core, context
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
+T = TypeVar("T")
 
 def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
@@ -55,6 +56,18 @@ class Group:
         """
         self.context.cancel(cause)
 
+    @overload
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]: ...
+    @overload
+    def go(
+        self, fn: Callable[..., T], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[T]: ...
     def go(
         self,
         fn: Callable[..., Any],

@@ -62,6 +62,18 @@ class WaitGroup(_core.WaitGroup):
 
     __slots__ = ()
 
+    @overload
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]: ...
+    @overload
+    def go(
+        self, fn: Callable[..., T], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[T]: ...
     def go(
         self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
     ) -> _core.Goroutine[Any]:
@@ -73,7 +85,7 @@ class WaitGroup(_core.WaitGroup):
             raise TypeError(f"WaitGroup.go() needs a function, not {fn!r}")
         self.add()
         try:
-            g = _core.go_here(fn, *args, name=name, **kwargs)
+            g = _core.go_for(fn, *args, name=name, **kwargs)
         except BaseException:
             self.done()
             raise

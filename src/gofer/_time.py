@@ -20,7 +20,7 @@ class Timer:
     __slots__ = ("_impl", "c")
 
     _impl: "_core.TimeChan | _core.FuncTimer"
-    c: "_core.RecvChan[float] | None"
+    c: "_core.RecvChan[float]"  # None of an after_func(), as in Go
 
     def __init__(self, s: float) -> None:
         self._impl = _core.timechan("Timer()", s, False)
@@ -65,7 +65,7 @@ def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
     """
     timer = Timer.__new__(Timer)
     timer._impl = _core.functimer(s, fn, args)
-    timer.c = None
+    timer.c = None  # type: ignore[assignment]
     return timer
 
 

@@ -5,13 +5,15 @@
 """
 
 import functools
-from collections.abc import Callable, Hashable
-from typing import Any
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar, overload
 
 from gofer import _core, context
 from gofer._sync import _call, go_wrapped, name_of
 
 __all__ = ["Flight"]
+
+T = TypeVar("T")
 
 
 class _Flying:
@@ -34,6 +36,10 @@ class Flight:
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Flying] = {}
 
+    @overload
+    async def do(self, key: Hashable, fn: Callable[..., Awaitable[T]], *args: Any) -> T: ...
+    @overload
+    async def do(self, key: Hashable, fn: Callable[..., T], *args: Any) -> T: ...
     async def do(self, key: Hashable, fn: Callable[..., Any], *args: Any) -> Any:
         """Operation: the result, or the exception, of `fn(*args)`, plain or async.
 

@@ -478,7 +478,7 @@ def test_parked_goroutines_of_a_wide_tree_all_wake(procs: int) -> None:
 
 @pytest.mark.parametrize("first", ["done", "err"])
 def test_err_and_done_tell_the_same_at_every_moment(first: str) -> None:
-    """Who sees one of them sees the other, whichever he looks at first. He looks without waiting."""
+    """Who sees one of them sees the other, whichever he looks at first, and without waiting."""
     many = 100 if FREE_THREADED else 5
     at = [0]
 

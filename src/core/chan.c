@@ -293,15 +293,10 @@ void chan_wake_closed(Chan *ch)
 
 static PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
 {
-    M *m = tls_m;
-    ChanOp *op = free_list_pop(m, FREE_CHAN);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &ChanOp_Type);
-    }
-    else if ((op = PyObject_GC_New(ChanOp, &ChanOp_Type)) == NULL) {
+    ChanOp *op = object_new(tls_m, FREE_CHAN, &ChanOp_Type);
+    if (unlikely(op == NULL)) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
     op->ch = (Chan *)Py_NewRef(ch);
     op->value = Py_XNewRef(value);
@@ -309,7 +304,7 @@ static PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
     op->waiter = NULL;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    PyObject_GC_Track(op);
+    compat_track((PyObject *)op);
     return (PyObject *)op;
 }
 
@@ -484,18 +479,14 @@ static int chanop_clear(PyObject *self)
 
 static void chanop_free(PyObject *self)
 {
-    M *m = tls_m;
-    Py_CLEAR(((ChanOp *)self)->ch);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_CHAN, self)) {
-        PyObject_GC_Del(self);
-    }
+    Py_DECREF(((ChanOp *)self)->ch);
+    object_free(tls_m, FREE_CHAN, self);
 }
 
 static void chanop_dealloc(PyObject *self)
 {
     ChanOp *op = (ChanOp *)self;
-    PyObject_GC_UnTrack(self);
+    compat_untrack(self);
     if (likely(op->value == NULL && op->who.word == 0)) {
         chanop_free(self);
         return;

@@ -123,6 +123,41 @@ static inline void compat_share_new(PyObject *op)
 #endif
 }
 
+/* The memory of a dead object, used again for another of its type: what PyObject_Init does, without the call. */
+static inline void compat_revive(PyObject *op)
+{
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+    PyObject_Init(op, Py_TYPE(op));
+#elif defined(Py_GIL_DISABLED)
+    __atomic_store_n(&op->ob_tid, _Py_ThreadId(), __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_gc_bits, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_local, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_shared, 0, __ATOMIC_RELAXED);
+#else
+    Py_SET_REFCNT(op, 1);
+#endif
+}
+
+/* PyObject_GC_Track and PyObject_GC_UnTrack. In free-threaded CPython that is a bit of the object's own
+ * (_PyGC_BITS_TRACKED), which is not worth a call. */
+static inline void compat_track(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, op->ob_gc_bits | 1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_Track(op);
+#endif
+}
+
+static inline void compat_untrack(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, op->ob_gc_bits & ~1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_UnTrack(op);
+#endif
+}
+
 /* Whether the collector has found the object unreachable and is about to finalize and free it. CPython keeps
  * weak references from bringing such an object back; a list that owns nothing must do so itself. (Other
  * threads run during finalizers, but not between the marking and their start.) The bits are those of

@@ -334,20 +334,15 @@ static JoinOp join_fired, join_done; /* never used as records */
 
 PyObject *join_new(PyObject *target)
 {
-    M *m = tls_m;
-    JoinOp *op = free_list_pop(m, FREE_JOIN);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &JoinOp_Type);
-    }
-    else if ((op = PyObject_GC_New(JoinOp, &JoinOp_Type)) == NULL) {
+    JoinOp *op = object_new(tls_m, FREE_JOIN, &JoinOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
     op->target = (G *)Py_NewRef(target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
-    PyObject_GC_Track(op);
+    compat_track((PyObject *)op);
     return (PyObject *)op;
 }
 
@@ -602,14 +597,10 @@ static int join_clear(PyObject *self)
 
 static void join_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
+    compat_untrack(self);
     Py_TRASHCAN_BEGIN(self, join_dealloc);
     join_clear(self);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_JOIN, self)) {
-        PyObject_GC_Del(self);
-    }
+    object_free(tls_m, FREE_JOIN, self);
     Py_TRASHCAN_END
 }
 

@@ -263,7 +263,7 @@ static inline uint32_t g_state(G *g)
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
     PyObject *head;
-    int count;
+    _Atomic int64_t count; /* the M's own; counters() looks */
 } FreeList;
 
 enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
@@ -304,7 +304,7 @@ struct M {
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
-    _Atomic int64_t live[LIVE_KINDS];
+    _Atomic int64_t live[LIVE_KINDS]; /* see live_add */
     _Atomic int64_t gbegun, gended; /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
@@ -445,8 +445,9 @@ typedef struct {
 } Hooks;
 extern Hooks hooks;
 
-/* Live objects, checked by every test at its end. Each M counts for itself, so that counting costs one
- * plain store; threads that are no M, and Ms that have ended, count in `live_rest`. */
+/* Live objects, checked by every test at its end: those that were allocated, without those on free lists. Each M
+ * counts for itself, so that counting costs one plain store; threads that are no M, and Ms that have ended,
+ * count in `live_rest`. */
 extern _Atomic int64_t live_rest[LIVE_KINDS];
 static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread that writes it */
 {
@@ -454,7 +455,7 @@ static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread 
                           memory_order_relaxed);
 }
 
-static inline void live_add(M *m, int kind, int n)
+static inline void live_add(M *m, int kind, int n) /* allocated or freed */
 {
     if (likely(m != NULL)) {
         count_add(&m->live[kind], n);
@@ -462,6 +463,55 @@ static inline void live_add(M *m, int kind, int n)
     else {
         atomic_fetch_add_explicit(&live_rest[kind], n, memory_order_relaxed);
     }
+}
+
+/* ---- run.c: in a child forked from a running runtime ---- */
+
+void error_forked(void);
+static inline bool check_forked(void) /* true, with RuntimeError set */
+{
+    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return false;
+    }
+    error_forked();
+    return true;
+}
+
+/* ---- objects that come and go by the million: G and operations ---------------------------------- */
+
+/* The free lists are the M's and not the P's, since a DECREF may come at any time, with a P or without. */
+void *object_new_slow(M *m, int kind, PyTypeObject *type);
+void object_free_slow(M *m, int kind, PyObject *op);
+void free_lists_clear(M *m);
+
+static inline PyObject **free_link(PyObject *op)
+{
+    return (PyObject **)(op + 1);
+}
+
+/* Of one reference, untracked; what follows the head is anything. `type` is always the same for a `kind`. */
+static inline void *object_new(M *m, int kind, PyTypeObject *type)
+{
+    if (unlikely(m == NULL || m->free[kind].head == NULL)) {
+        return object_new_slow(m, kind, type);
+    }
+    PyObject *op = m->free[kind].head;
+    m->free[kind].head = *free_link(op);
+    count_add(&m->free[kind].count, -1);
+    compat_revive(op);
+    return op;
+}
+
+static inline void object_free(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL ||
+                 atomic_load_explicit(&m->free[kind].count, memory_order_relaxed) >= FREE_MAX)) {
+        object_free_slow(m, kind, op);
+        return;
+    }
+    *free_link(op) = m->free[kind].head;
+    m->free[kind].head = op;
+    count_add(&m->free[kind].count, 1);
 }
 
 /* ---- proc.c ----------------------------------------------------------------------------------- */
@@ -724,13 +774,9 @@ void callback_clear(Callback *cb);
 bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-void *free_list_pop(M *m, int kind);
-bool free_list_push(M *m, int kind, PyObject *op);
-void free_lists_clear(M *m);
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */

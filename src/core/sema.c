@@ -307,15 +307,10 @@ static void raise_unlocked(Sync *s)
 
 static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
 {
-    M *m = tls_m;
-    SyncOp *op = free_list_pop(m, FREE_SYNC);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &SyncOp_Type);
-    }
-    else if ((op = PyObject_GC_New(SyncOp, &SyncOp_Type)) == NULL) {
+    SyncOp *op = object_new(tls_m, FREE_SYNC, &SyncOp_Type);
+    if (unlikely(op == NULL)) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
     op->obj = (Sync *)Py_NewRef(obj);
     op->cond = NULL;
@@ -326,7 +321,7 @@ static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
     op->relocks = op->cancelled = false;
-    PyObject_GC_Track(op);
+    compat_track((PyObject *)op);
     return (PyObject *)op;
 }
 
@@ -539,15 +534,12 @@ static int syncop_clear(PyObject *self)
 
 static void syncop_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
-    syncop_clear(self);
-    Py_CLEAR(((SyncOp *)self)->obj);
-    Py_CLEAR(((SyncOp *)self)->cond);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SYNC, self)) {
-        PyObject_GC_Del(self);
-    }
+    SyncOp *op = (SyncOp *)self;
+    compat_untrack(self);
+    WHO_CLEAR(op->who);
+    Py_DECREF(op->obj);
+    Py_XDECREF(op->cond);
+    object_free(tls_m, FREE_SYNC, self);
 }
 
 static PyObject *syncop_repr(PyObject *self)

@@ -355,20 +355,34 @@ static PySendResult chanop_finish(ChanOp *op, PyObject **result)
     return value != NULL ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
-static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
+/* Room or a value in the buffer, and nobody who waits: the value of the operation, which is done then. Under the
+ * lock. NULL: not so simple. */
+static inline PyObject *take_or_put(Chan *ch, ChanOp *op)
+{
+    Py_ssize_t count = atomic_load_explicit(&ch->count, memory_order_relaxed);
+    if (op->kind == CHAN_SEND) {
+        if (count >= ch->cap || queue_first(&ch->recvq) != NULL ||
+            atomic_load_explicit(&ch->closed, memory_order_relaxed)) {
+            return NULL;
+        }
+        put(ch, op->value);
+        op->value = NULL;
+        op_set_state(op, OP_DONE);
+        return Py_NewRef(Py_None);
+    }
+    if (count == 0 || queue_first(&ch->sendq) != NULL || op->kind == CHAN_RECV_OK) {
+        return NULL;
+    }
+    op_set_state(op, OP_DONE);
+    return take(ch);
+}
+
+/* Under the lock, released here. */
+static PySendResult chanop_begin_slow(M *m, G *g, ChanOp *op, PyObject **result)
 {
     Chan *ch = op->ch;
     int64_t now_ns = 0;
     Wake wake = {0};
-    if (unlikely(op_raise_if_cancelled(g))) {
-        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
-        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
-        return PYGEN_ERROR;
-    }
-    if (op->kind == CHAN_SEND && op->value != NULL && sharing()) {
-        compat_share(op->value);
-    }
-    obj_lock(&ch->lock);
     if (unlikely(op_state(op) != OP_NEW)) { /* another goroutine has begun it at the same time */
         obj_unlock(&ch->lock);
         op_error_other((PyObject *)op);
@@ -399,6 +413,27 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
     return chanop_finish(op, result);
 }
 
+static inline PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
+{
+    Chan *ch = op->ch;
+    if (unlikely(op_raise_if_cancelled(g))) {
+        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
+        return PYGEN_ERROR;
+    }
+    if (op->kind == CHAN_SEND && op->value != NULL && sharing()) {
+        compat_share(op->value);
+    }
+    obj_lock(&ch->lock);
+    if (likely(m != NULL && m->ops_left > 0 && op_state(op) == OP_NEW) &&
+        (*result = take_or_put(ch, op)) != NULL) {
+        obj_unlock(&ch->lock);
+        m->ops_left--;
+        return PYGEN_RETURN;
+    }
+    return chanop_begin_slow(m, g, op, result);
+}
+
 /* Take it off its queue, unless a waker was faster. The queue's references are dropped. */
 static bool chanop_take_back(ChanOp *op)
 {
@@ -420,21 +455,10 @@ static bool chanop_take_back(ChanOp *op)
     return ours;
 }
 
-static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+static PySendResult chanop_resume(G *g, ChanOp *op, int state, PyObject **result)
 {
-    ChanOp *op = (ChanOp *)self;
-    M *m = tls_m;
-    *result = NULL;
-    int state = op_state(op);
-    G *g = op_begin(m, self, state);
-    if (unlikely(g == NULL)) {
-        return PYGEN_ERROR;
-    }
-    if (state == OP_NEW) {
-        return chanop_begin(m, g, op, result);
-    }
     if (unlikely(op->waiter != g)) {
-        op_error_other(self);
+        op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (unlikely(state == OP_WAITING)) {
@@ -447,6 +471,30 @@ static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         }
     }
     return chanop_finish(op, result); /* a cancellation waits for the next operation */
+}
+
+static inline PySendResult chanop_step(M *m, ChanOp *op, PyObject **result)
+{
+    int state = op_state(op);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
+    if (unlikely(g == NULL)) {
+        return PYGEN_ERROR;
+    }
+    return state == OP_NEW ? chanop_begin(m, g, op, result) : chanop_resume(g, op, state, result);
+}
+
+static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return chanop_step(tls_m, (ChanOp *)self, result);
+}
+
+static PyObject *chanop_next(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject *value;
+    PySendResult r = chanop_step(m, (ChanOp *)self, &value);
+    return op_tell(m, r, value);
 }
 
 static PyObject *chanop_close(PyObject *self, PyObject *Py_UNUSED(a))
@@ -519,7 +567,7 @@ PyTypeObject ChanOp_Type = {
     .tp_repr = chanop_repr,
     .tp_as_async = &chanop_async,
     .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
+    .tp_iternext = chanop_next,
     .tp_methods = chanop_methods,
 };
 
@@ -531,10 +579,11 @@ typedef struct {
     PyObject *owner; /* owned: the context whose `done` it is */
 } View;
 
-static Chan *chan_of(PyObject *self)
+static inline Chan *chan_of(PyObject *self)
 {
-    return Py_IS_TYPE(self, &SendChan_Type) || Py_IS_TYPE(self, &RecvChan_Type) ? ((View *)self)->ch
-                                                                                : (Chan *)self;
+    return likely(Py_IS_TYPE(self, &Chan_Type)) || Py_IS_TYPE(self, &TimeChan_Type)
+               ? (Chan *)self
+               : ((View *)self)->ch;
 }
 
 static PyObject *chan_send(PyObject *self, PyObject *value)

@@ -12,7 +12,7 @@
  * in the state word and wakes the goroutine, which looks for itself. */
 #include "runtime.h"
 
-G *op_begin(M *m, PyObject *op, int used)
+G *op_begin_slow(M *m, PyObject *op, int used)
 {
     if (unlikely(check_forked())) {
         return NULL;
@@ -27,7 +27,7 @@ G *op_begin(M *m, PyObject *op, int used)
         op_error_used(op, used);
         return NULL;
     }
-    return g;
+    return g; /* of block() */
 }
 
 void op_error_used(PyObject *op, int state)
@@ -78,18 +78,9 @@ bool op_slice_over_slow(M *m)
     return start != 0 && now - start > SLICE_NS;
 }
 
-PySendResult op_finish(PyObject *value, PyObject **result)
-{
-    *result = Py_NewRef(value);
-    return PYGEN_RETURN;
-}
-
 /* Deliver a pending cancellation, once. */
-bool op_raise_if_cancelled(G *g)
+bool op_raise_pending(G *g)
 {
-    if (likely(!op_cancel_pending(g))) {
-        return false;
-    }
     if (!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL)) {
         context_raise(g); /* again and again, as long as it is bound to that context */
         return true;
@@ -110,32 +101,18 @@ bool op_raise_if_cancelled(G *g)
 }
 
 /* Nobody but us holds it, and nobody who caught it (driving a coroutine by hand) left anything in it. */
-static bool stop_reusable(PyObject *stop)
+static inline bool stop_reusable(PyObject *stop)
 {
     PyStopIterationObject *s = (PyStopIterationObject *)stop;
     return Py_REFCNT(stop) == 1 && s->traceback == NULL && s->context == NULL && s->dict == NULL;
 }
 
-/* From 3.12 on the interpreter calls this, not am_send (3.11 does while a trace function is set), and
- * wants a result other than None as a StopIteration. It takes the value out and drops the exception,
- * so each M uses one over again instead of paying for a new one with every result. */
-PyObject *op_iternext(PyObject *self)
+/* The interpreter takes the value out and drops the exception, so each M uses one over again instead of paying
+ * for a new one with every result. */
+void op_stop_with(M *m, PyObject *value)
 {
-    M *m = tls_m;
-    PyObject *value;
-    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
-    if (r == PYGEN_NEXT) {
-        return value;
-    }
-    if (r == PYGEN_ERROR) {
-        return NULL;
-    }
-    if (value == Py_None) {
-        Py_DECREF(value);
-        return NULL; /* without an exception: None */
-    }
     PyObject *stop = NULL;
-    if (m != NULL && m->stop != NULL && stop_reusable(m->stop)) {
+    if (likely(m != NULL && m->stop != NULL && stop_reusable(m->stop))) {
         stop = Py_NewRef(m->stop);
     }
     else if ((stop = PyObject_CallNoArgs(PyExc_StopIteration)) != NULL && m != NULL) {
@@ -148,7 +125,13 @@ PyObject *op_iternext(PyObject *self)
     else {
         Py_DECREF(value);
     }
-    return NULL;
+}
+
+PyObject *op_iternext(PyObject *self)
+{
+    PyObject *value;
+    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
+    return op_tell(tls_m, r, value);
 }
 
 /* The slice is over: what its last await returned shall not live on in m->stop. */

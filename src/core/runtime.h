@@ -654,15 +654,15 @@ PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
  * to try again. */
 enum { OP_NEW, OP_WAITING, OP_FIRED, OP_CLOSED, OP_WOKEN, OP_DONE };
 extern _Thread_local G *block_g;           /* stands for this thread in block() */
-G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
+G *op_begin_slow(M *m, PyObject *op, int used);
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
-PySendResult op_finish(PyObject *value, PyObject **result);
-bool op_raise_if_cancelled(G *g);
+bool op_raise_pending(G *g);
 PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
 bool op_slice_over_slow(M *m);
 void op_error_used(PyObject *op, int state); /* that, or "has been awaited already" */
 void op_error_other(PyObject *op);           /* "already awaited by another goroutine" */
 PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
+void op_stop_with(M *m, PyObject *value);    /* raise StopIteration; eats value */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
@@ -673,6 +673,43 @@ static inline bool op_cancel_pending(G *g)
 {
     uint32_t s = atomic_load_explicit(&g->state, memory_order_relaxed);
     return unlikely(s & (G_CANCEL | G_OVER)) && ((s & G_CANCEL) || context_over(g));
+}
+
+/* Who awaits; NULL with an exception set. */
+static inline G *op_begin(M *m, PyObject *op, int used)
+{
+    if (likely(m != NULL && m->curg != NULL && used != OP_DONE &&
+               !atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return m->curg;
+    }
+    return op_begin_slow(m, op, used);
+}
+
+static inline PySendResult op_finish(PyObject *value, PyObject **result)
+{
+    *result = Py_NewRef(value);
+    return PYGEN_RETURN;
+}
+
+static inline bool op_raise_if_cancelled(G *g)
+{
+    return op_cancel_pending(g) && op_raise_pending(g);
+}
+
+/* What am_send tells, as tp_iternext tells it. From 3.12 on the interpreter calls only that (3.11 does while a
+ * trace function is set), and wants a result other than None as a StopIteration. */
+static inline PyObject *op_tell(M *m, PySendResult r, PyObject *value)
+{
+    if (unlikely(r != PYGEN_RETURN)) {
+        return r == PYGEN_NEXT ? value : NULL;
+    }
+    if (value == Py_None) {
+        Py_DECREF(value);
+    }
+    else {
+        op_stop_with(m, value);
+    }
+    return NULL; /* without an exception: None */
 }
 
 /* An operation that completes at once is a scheduling point too: now and then see whether the slice is over. */

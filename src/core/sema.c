@@ -277,12 +277,11 @@ static void left(SyncOp *op, Woken *woken)
     }
 }
 
-static bool mutex_unlock(
-    Sync *s) /* a Mutex, or an RWMutex held by a writer; false: it was not locked */
+/* Under the lock, released here. */
+static bool mutex_unlock_slow(Sync *s)
 {
     Woken woken;
     woken_init(&woken);
-    obj_lock(&s->lock);
     bool was = s->locked;
     s->locked = false;
     if (was && Py_IS_TYPE(s, &RWMutex_Type)) {
@@ -294,6 +293,18 @@ static bool mutex_unlock(
     obj_unlock(&s->lock);
     wake_all(&woken);
     return was;
+}
+
+/* A Mutex, or an RWMutex held by a writer; false: it was not locked. */
+static inline bool mutex_unlock(Sync *s)
+{
+    obj_lock(&s->lock);
+    if (unlikely(!s->locked || s->queue != NULL || s->readers != NULL)) {
+        return mutex_unlock_slow(s);
+    }
+    s->locked = false;
+    obj_unlock(&s->lock);
+    return true;
 }
 
 static void raise_unlocked(Sync *s)
@@ -352,10 +363,10 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     return op_suspend(g, reasons[op->kind], result);
 }
 
-static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
+/* Under the lock, released here. */
+static PySendResult syncop_begin_slow(M *m, G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW &&
                  !op->relocks)) { /* another has begun it at the same time */
         obj_unlock(&s->lock);
@@ -375,6 +386,21 @@ static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
         op->since_ns = nanotime();
     }
     return syncop_wait(op, g, false, result);
+}
+
+static inline PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
+{
+    Sync *s = op->obj;
+    obj_lock(&s->lock);
+    if (likely(op->kind == MUTEX_LOCK && !s->locked && !s->starving && op_state(op) == OP_NEW &&
+               m != NULL && m->ops_left > 0)) {
+        s->locked = true;
+        op_set_state(op, OP_DONE);
+        obj_unlock(&s->lock);
+        m->ops_left--;
+        return op_finish(Py_None, result);
+    }
+    return syncop_begin_slow(m, g, op, result);
 }
 
 /* The condition has been signalled, or the wait was cancelled: lock the mutex again, whatever comes. */
@@ -459,26 +485,10 @@ static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
     return syncop_wait(op, g, true, result);
 }
 
-static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+static PySendResult syncop_resume(M *m, G *g, SyncOp *op, int state, PyObject **result)
 {
-    SyncOp *op = (SyncOp *)self;
-    M *m = tls_m;
-    *result = NULL;
-    int state = op_state(op);
-    G *g = op_begin(m, self, state);
-    if (unlikely(g == NULL)) {
-        return PYGEN_ERROR;
-    }
-    if (state == OP_NEW) {
-        if (unlikely(op_raise_if_cancelled(g))) {
-            uint8_t unused = OP_NEW; /* if another has begun it, it is his */
-            atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
-            return PYGEN_ERROR;
-        }
-        return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
-    }
     if (unlikely(op->waiter != g)) {
-        op_error_other(self);
+        op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
@@ -499,6 +509,38 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         return cond_relock(m, g, op, result);
     }
     return syncop_done(op, g, result); /* a cancellation waits for the next operation */
+}
+
+static inline PySendResult syncop_step(M *m, SyncOp *op, PyObject **result)
+{
+    int state = op_state(op);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
+    if (unlikely(g == NULL)) {
+        return PYGEN_ERROR;
+    }
+    if (unlikely(state != OP_NEW)) {
+        return syncop_resume(m, g, op, state, result);
+    }
+    if (unlikely(op_raise_if_cancelled(g))) {
+        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
+        return PYGEN_ERROR;
+    }
+    return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
+}
+
+static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return syncop_step(tls_m, (SyncOp *)self, result);
+}
+
+static PyObject *syncop_next(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject *value;
+    PySendResult r = syncop_step(m, (SyncOp *)self, &value);
+    return op_tell(m, r, value);
 }
 
 static PyObject *syncop_close(PyObject *self, PyObject *Py_UNUSED(a))
@@ -564,7 +606,7 @@ static PyTypeObject SyncOp_Type = {
     .tp_repr = syncop_repr,
     .tp_as_async = &syncop_async,
     .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
+    .tp_iternext = syncop_next,
     .tp_methods = syncop_methods,
 };
 

@@ -291,21 +291,43 @@ void chan_wake_closed(Chan *ch)
 
 /* ---- the operation ---- */
 
-static PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
+static SLOW ChanOp *chanop_alloc(M *m)
 {
-    ChanOp *op = object_new(tls_m, FREE_CHAN, &ChanOp_Type);
-    if (unlikely(op == NULL)) {
+    ChanOp *op = object_new(m, FREE_CHAN, &ChanOp_Type);
+    if (likely(op != NULL)) {
+        op->who = (Who){0};
+        op->ch = NULL;
+        op->value = NULL;
+        op->next = op->prev = NULL;
+        op->waiter = NULL;
+        compat_track((PyObject *)op);
+    }
+    return op;
+}
+
+static inline PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
+{
+    M *m = tls_m;
+    ChanOp *op = spare_take(m, FREE_CHAN);
+    if (unlikely(op == NULL) && (op = chanop_alloc(m)) == NULL) {
         return NULL;
     }
-    op->who = (Who){0};
     op->ch = (Chan *)Py_NewRef(ch);
     op->value = Py_XNewRef(value);
-    op->next = op->prev = NULL;
-    op->waiter = NULL;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    compat_track((PyObject *)op);
     return (PyObject *)op;
+}
+
+/* It is done and will not be looked at again, if nobody but the await has it. */
+static inline void chanop_spare(M *m, ChanOp *op)
+{
+    if (likely(spare_put(m, FREE_CHAN, (PyObject *)op))) {
+        Chan *ch = op->ch;
+        op->ch = NULL;
+        op->waiter = NULL;
+        Py_DECREF(ch);
+    }
 }
 
 static void raise_closed(const char *text)
@@ -334,7 +356,7 @@ PyObject *chanop_value(ChanOp *op, bool *ok)
     return value != NULL ? value : PyFloat_FromDouble((double)op->due_ns / 1e9);
 }
 
-static PySendResult chanop_finish(ChanOp *op, PyObject **result)
+static PySendResult chanop_finish(M *m, ChanOp *op, PyObject **result)
 {
     bool ok;
     PyObject *value = chanop_value(op, &ok);
@@ -352,7 +374,11 @@ static PySendResult chanop_finish(ChanOp *op, PyObject **result)
         }
     }
     *result = value;
-    return value != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+    if (unlikely(value == NULL)) {
+        return PYGEN_ERROR;
+    }
+    chanop_spare(m, op);
+    return PYGEN_RETURN;
 }
 
 /* Room or a value in the buffer, and nobody who waits: the value of the operation, which is done then. Under the
@@ -368,7 +394,7 @@ static inline PyObject *take_or_put(Chan *ch, ChanOp *op)
         put(ch, op->value);
         op->value = NULL;
         op_set_state(op, OP_DONE);
-        return Py_NewRef(Py_None);
+        return compat_none();
     }
     if (count == 0 || queue_first(&ch->sendq) != NULL || op->kind == CHAN_RECV_OK) {
         return NULL;
@@ -378,11 +404,12 @@ static inline PyObject *take_or_put(Chan *ch, ChanOp *op)
 }
 
 /* Under the lock, released here. */
-static PySendResult chanop_begin_slow(M *m, G *g, ChanOp *op, PyObject **result)
+static SLOW PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
 {
     Chan *ch = op->ch;
     int64_t now_ns = 0;
     Wake wake = {0};
+    *result = NULL;
     if (unlikely(op_state(op) != OP_NEW)) { /* another goroutine has begun it at the same time */
         obj_unlock(&ch->lock);
         op_error_other((PyObject *)op);
@@ -410,28 +437,7 @@ static PySendResult chanop_begin_slow(M *m, G *g, ChanOp *op, PyObject **result)
         op->waiter = g;
         return op_yield(g, result);
     }
-    return chanop_finish(op, result);
-}
-
-static inline PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
-{
-    Chan *ch = op->ch;
-    if (unlikely(op_raise_if_cancelled(g))) {
-        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
-        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
-        return PYGEN_ERROR;
-    }
-    if (op->kind == CHAN_SEND && op->value != NULL && sharing()) {
-        compat_share(op->value);
-    }
-    obj_lock(&ch->lock);
-    if (likely(m != NULL && m->ops_left > 0 && op_state(op) == OP_NEW) &&
-        (*result = take_or_put(ch, op)) != NULL) {
-        obj_unlock(&ch->lock);
-        m->ops_left--;
-        return PYGEN_RETURN;
-    }
-    return chanop_begin_slow(m, g, op, result);
+    return chanop_finish(m, op, result);
 }
 
 /* Take it off its queue, unless a waker was faster. The queue's references are dropped. */
@@ -455,8 +461,32 @@ static bool chanop_take_back(ChanOp *op)
     return ours;
 }
 
-static PySendResult chanop_resume(G *g, ChanOp *op, int state, PyObject **result)
+/* Somebody else will let go of the value. */
+static inline void share_value(ChanOp *op)
 {
+    if (op->kind == CHAN_SEND && sharing() && op->value != NULL) {
+        compat_share(op->value);
+    }
+}
+
+static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
+{
+    int state = op_state(op);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
+    if (unlikely(g == NULL)) {
+        return PYGEN_ERROR;
+    }
+    if (state == OP_NEW) {
+        if (unlikely(op_raise_if_cancelled(g))) {
+            uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+            atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
+            return PYGEN_ERROR;
+        }
+        share_value(op);
+        obj_lock(&op->ch->lock);
+        return chanop_begin(m, g, op, result);
+    }
     if (unlikely(op->waiter != g)) {
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
@@ -470,18 +500,24 @@ static PySendResult chanop_resume(G *g, ChanOp *op, int state, PyObject **result
             return PYGEN_ERROR;
         }
     }
-    return chanop_finish(op, result); /* a cancellation waits for the next operation */
+    return chanop_finish(m, op, result); /* a cancellation waits for the next operation */
 }
 
 static inline PySendResult chanop_step(M *m, ChanOp *op, PyObject **result)
 {
-    int state = op_state(op);
-    G *g = op_begin(m, (PyObject *)op, state);
-    *result = NULL;
-    if (unlikely(g == NULL)) {
-        return PYGEN_ERROR;
+    if (unlikely(op_state(op) != OP_NEW || !op_undisturbed(m))) {
+        return chanop_step_slow(m, op, result);
     }
-    return state == OP_NEW ? chanop_begin(m, g, op, result) : chanop_resume(g, op, state, result);
+    Chan *ch = op->ch;
+    share_value(op);
+    obj_lock(&ch->lock);
+    if (unlikely(op_state(op) != OP_NEW || (*result = take_or_put(ch, op)) == NULL)) {
+        return chanop_begin(m, m->curg, op, result);
+    }
+    obj_unlock(&ch->lock);
+    m->ops_left--;
+    chanop_spare(m, op);
+    return PYGEN_RETURN;
 }
 
 static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
@@ -527,7 +563,7 @@ static int chanop_clear(PyObject *self)
 
 static void chanop_free(PyObject *self)
 {
-    Py_DECREF(((ChanOp *)self)->ch);
+    Py_XDECREF(((ChanOp *)self)->ch);
     object_free(tls_m, FREE_CHAN, self);
 }
 
@@ -549,6 +585,9 @@ static PyObject *chanop_repr(PyObject *self)
 {
     static const char *const names[] = {"send", "recv", "recv_ok", "__anext__"};
     ChanOp *op = (ChanOp *)self;
+    if (op->ch == NULL) {
+        return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
+    }
     return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->ch,
                                 op_state_text(op_state(op)));
 }

@@ -48,6 +48,7 @@ void object_free_slow(M *m, int kind, PyObject *op)
 void free_lists_clear(M *m)
 {
     for (int kind = 0; kind < FREE_KINDS; kind++) {
+        Py_XDECREF(spare_take(m, kind));
         for (PyObject *op; (op = m->free[kind].head) != NULL;) {
             m->free[kind].head = *free_link(op);
             count_add(&m->free[kind].count, -1);

@@ -104,27 +104,29 @@ bool op_raise_pending(G *g)
 static inline bool stop_reusable(PyObject *stop)
 {
     PyStopIterationObject *s = (PyStopIterationObject *)stop;
-    return Py_REFCNT(stop) == 1 && s->traceback == NULL && s->context == NULL && s->dict == NULL;
+    return compat_unique(stop) && s->traceback == NULL && s->context == NULL && s->dict == NULL;
 }
 
 /* The interpreter takes the value out and drops the exception, so each M uses one over again instead of paying
  * for a new one with every result. */
 void op_stop_with(M *m, PyObject *value)
 {
-    PyObject *stop = NULL;
-    if (likely(m != NULL && m->stop != NULL && stop_reusable(m->stop))) {
-        stop = Py_NewRef(m->stop);
+    PyObject *stop = m != NULL ? m->stop : NULL;
+    if (likely(stop != NULL && stop_reusable(stop))) {
+        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+        compat_raise_in(m->ts, Py_NewRef(stop));
+        return;
     }
-    else if ((stop = PyObject_CallNoArgs(PyExc_StopIteration)) != NULL && m != NULL) {
+    stop = PyObject_CallNoArgs(PyExc_StopIteration); /* as an argument it would be in `args`, too */
+    if (unlikely(stop == NULL)) {
+        Py_DECREF(value);
+        return;
+    }
+    Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+    if (m != NULL) {
         Py_XSETREF(m->stop, Py_NewRef(stop));
     }
-    if (stop != NULL) {
-        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
-        compat_raise(stop);
-    }
-    else {
-        Py_DECREF(value);
-    }
+    compat_raise(stop);
 }
 
 PyObject *op_iternext(PyObject *self)

@@ -34,6 +34,9 @@ static void in_forked_child(void)
 {
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
+        if (tls_m != NULL) {
+            tls_m->ops_left = 0; /* see op_undisturbed */
+        }
     }
 }
 
@@ -842,7 +845,8 @@ static void count_live(M *m, int64_t n[LIVE_KINDS])
         n[i] += atomic_load(&m->live[i]);
     }
     for (int kind = 0; kind < FREE_KINDS; kind++) {
-        n[kind == FREE_G ? LIVE_G : LIVE_OP] -= atomic_load(&m->free[kind].count);
+        n[kind == FREE_G ? LIVE_G : LIVE_OP] -=
+            atomic_load(&m->free[kind].count) + (atomic_load(&m->free[kind].spare) != NULL);
     }
 }
 

@@ -28,6 +28,7 @@
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+#define SLOW        __attribute__((noinline)) /* keeps its registers out of the fast path */
 
 #ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
 enum { RING_SIZE = 4, FREE_MAX = 4, ID_BLOCK = 4 };
@@ -95,11 +96,12 @@ typedef struct {
 void spin_wait(
     int *tries); /* between two tries to get something that is held for an instant only */
 
+void spin_lock_slow(SpinLock *l);
+
 static inline void spin_lock(SpinLock *l)
 {
-    int tries = 0;
-    while (atomic_exchange_explicit(&l->held, 1, memory_order_acquire)) {
-        spin_wait(&tries);
+    if (unlikely(atomic_exchange_explicit(&l->held, 1, memory_order_acquire))) {
+        spin_lock_slow(l);
     }
 }
 
@@ -263,7 +265,8 @@ static inline uint32_t g_state(G *g)
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
     PyObject *head;
-    _Atomic int64_t count; /* the M's own; counters() looks */
+    _Atomic int64_t count;      /* the M's own, as the next; counters() looks */
+    _Atomic(PyObject *) spare; /* owned, or NULL: see spare_put */
 } FreeList;
 
 enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
@@ -514,6 +517,34 @@ static inline void object_free(M *m, int kind, PyObject *op)
     count_add(&m->free[kind].count, 1);
 }
 
+/* An operation that has just been done, in the name of M, usually has but one reference: that of the await, which
+ * drops it in the next instant. The next operation is made soon after. So the M keeps it as it is, tracked, and
+ * saves its end and its rebirth. It must own nothing then. False: drop it as usual. */
+static inline bool spare_put(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL || !compat_unique(op) ||
+                 atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) != NULL)) {
+        return false;
+    }
+    compat_set_two(op);
+    atomic_store_explicit(&m->free[kind].spare, op, memory_order_relaxed);
+    return true;
+}
+
+/* One reference, the caller's. NULL: there is none, make a new one. */
+static inline void *spare_take(M *m, int kind)
+{
+    PyObject *op =
+        likely(m != NULL) ? atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) : NULL;
+    if (likely(op != NULL)) {
+        atomic_store_explicit(&m->free[kind].spare, NULL, memory_order_relaxed);
+        if (unlikely(!compat_unique(op))) { /* it is not dropped yet, or was found by gc.get_objects() */
+            Py_CLEAR(op);
+        }
+    }
+    return op;
+}
+
 /* ---- proc.c ----------------------------------------------------------------------------------- */
 
 void schedule(M *m);                   /* run goroutines until the runtime ends */
@@ -691,6 +722,14 @@ static inline PySendResult op_finish(PyObject *value, PyObject **result)
     return PYGEN_RETURN;
 }
 
+/* What lets an operation go the short way: it is a goroutine's, its slice need not be looked at, nobody wants
+ * it to stop. (In a forked child ops_left is 0.) */
+static inline bool op_undisturbed(const M *m)
+{
+    return m != NULL && m->ops_left > 0 && m->curg != NULL &&
+           !(atomic_load_explicit(&m->curg->state, memory_order_relaxed) & (G_CANCEL | G_OVER));
+}
+
 static inline bool op_raise_if_cancelled(G *g)
 {
     return op_cancel_pending(g) && op_raise_pending(g);
@@ -704,7 +743,7 @@ static inline PyObject *op_tell(M *m, PySendResult r, PyObject *value)
         return r == PYGEN_NEXT ? value : NULL;
     }
     if (value == Py_None) {
-        Py_DECREF(value);
+        compat_drop_none();
     }
     else {
         op_stop_with(m, value);

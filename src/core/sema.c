@@ -34,7 +34,7 @@ typedef struct {
 struct SyncOp {
     PyObject_HEAD
     Who who;
-    Sync *obj;  /* owned */
+    Sync *obj;  /* owned; NULL when it is spare */
     Sync *cond; /* owned: COND_WAIT in its second half, where obj is the mutex */
     SyncOp *prev, *next;
     const G *waiter;
@@ -278,7 +278,7 @@ static void left(SyncOp *op, Woken *woken)
 }
 
 /* Under the lock, released here. */
-static bool mutex_unlock_slow(Sync *s)
+static SLOW bool mutex_unlock_slow(Sync *s)
 {
     Woken woken;
     woken_init(&woken);
@@ -316,24 +316,39 @@ static void raise_unlocked(Sync *s)
 
 /* ---- the operation ---- */
 
-static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
+static SLOW SyncOp *syncop_alloc(M *m)
 {
-    SyncOp *op = object_new(tls_m, FREE_SYNC, &SyncOp_Type);
-    if (unlikely(op == NULL)) {
+    SyncOp *op = object_new(m, FREE_SYNC, &SyncOp_Type);
+    if (likely(op != NULL)) {
+        memset((char *)op + sizeof(PyObject), 0, sizeof(SyncOp) - sizeof(PyObject));
+        compat_track((PyObject *)op);
+    }
+    return op;
+}
+
+static inline PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
+{
+    M *m = tls_m;
+    SyncOp *op = spare_take(m, FREE_SYNC);
+    if (unlikely(op == NULL) && (op = syncop_alloc(m)) == NULL) {
         return NULL;
     }
-    op->who = (Who){0};
     op->obj = (Sync *)Py_NewRef(obj);
-    op->cond = NULL;
-    op->prev = op->next = NULL;
-    op->waiter = NULL;
-    op->since_ns = 0;
     op->n = n;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    op->relocks = op->cancelled = false;
-    compat_track((PyObject *)op);
     return (PyObject *)op;
+}
+
+/* It is done and will not be looked at again, if nobody but the await has it. */
+static inline void syncop_spare(M *m, SyncOp *op)
+{
+    if (likely(spare_put(m, FREE_SYNC, (PyObject *)op))) {
+        Sync *s = op->obj;
+        op->obj = NULL;
+        op->waiter = NULL;
+        Py_DECREF(s);
+    }
 }
 
 static bool may_cancel(SyncOp *op, G *g)
@@ -341,11 +356,14 @@ static bool may_cancel(SyncOp *op, G *g)
     return !op->relocks && op_cancel_pending(g);
 }
 
-static PySendResult syncop_done(SyncOp *op, G *g, PyObject **result)
+static PySendResult syncop_done(M *m, SyncOp *op, G *g, PyObject **result)
 {
     op_set_state(op, OP_DONE);
     if (unlikely(op->cancelled) && op_raise_if_cancelled(g)) {
         return PYGEN_ERROR;
+    }
+    if (likely(op->cond == NULL)) {
+        syncop_spare(m, op);
     }
     return op_finish(Py_None, result);
 }
@@ -364,7 +382,7 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
 }
 
 /* Under the lock, released here. */
-static PySendResult syncop_begin_slow(M *m, G *g, SyncOp *op, PyObject **result)
+static SLOW PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
     if (unlikely(op_state(op) != OP_NEW &&
@@ -380,27 +398,12 @@ static PySendResult syncop_begin_slow(M *m, G *g, SyncOp *op, PyObject **result)
             op->waiter = g;
             return op_yield(g, result);
         }
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     if (op->kind == MUTEX_LOCK) {
         op->since_ns = nanotime();
     }
     return syncop_wait(op, g, false, result);
-}
-
-static inline PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
-{
-    Sync *s = op->obj;
-    obj_lock(&s->lock);
-    if (likely(op->kind == MUTEX_LOCK && !s->locked && !s->starving && op_state(op) == OP_NEW &&
-               m != NULL && m->ops_left > 0)) {
-        s->locked = true;
-        op_set_state(op, OP_DONE);
-        obj_unlock(&s->lock);
-        m->ops_left--;
-        return op_finish(Py_None, result);
-    }
-    return syncop_begin_slow(m, g, op, result);
 }
 
 /* The condition has been signalled, or the wait was cancelled: lock the mutex again, whatever comes. */
@@ -411,14 +414,15 @@ static PySendResult cond_relock(M *m, G *g, SyncOp *op, PyObject **result)
     op->kind = Py_IS_TYPE(cond->mu, &RWMutex_Type) ? RW_LOCK : MUTEX_LOCK;
     op->relocks = true;
     op->cond = cond;
+    obj_lock(&op->obj->lock);
     return syncop_begin(m, g, op, result);
 }
 
-/* On the queue first, then the mutex is released: no signal is missed. */
+/* On the queue first, then the mutex is released: no signal is missed. Under the lock of the condition, released
+ * here. */
 static PySendResult cond_begin(G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW)) {
         obj_unlock(&s->lock);
         op_error_other((PyObject *)op);
@@ -471,7 +475,7 @@ static bool syncop_take_back(SyncOp *op)
     return state == OP_WAITING || state == OP_WOKEN;
 }
 
-static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
+static PySendResult mutex_try_again(M *m, SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
     obj_lock(&s->lock);
@@ -479,21 +483,36 @@ static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
     if (!s->locked) {
         s->locked = true;
         obj_unlock(&s->lock);
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     s->starving = s->starving || nanotime() - op->since_ns > STARVING_NS;
     return syncop_wait(op, g, true, result);
 }
 
-static PySendResult syncop_resume(M *m, G *g, SyncOp *op, int state, PyObject **result)
+static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
 {
+    int state = op_state(op);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
+    if (unlikely(g == NULL)) {
+        return PYGEN_ERROR;
+    }
+    if (state == OP_NEW) {
+        if (unlikely(op_raise_if_cancelled(g))) {
+            uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+            atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
+            return PYGEN_ERROR;
+        }
+        obj_lock(&op->obj->lock);
+        return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
+    }
     if (unlikely(op->waiter != g)) {
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
         if (!may_cancel(op, g)) {
-            return state == OP_WOKEN ? mutex_try_again(op, g, result)
+            return state == OP_WOKEN ? mutex_try_again(m, op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
         }
         if (syncop_take_back(op)) {
@@ -508,26 +527,27 @@ static PySendResult syncop_resume(M *m, G *g, SyncOp *op, int state, PyObject **
     if (op->kind == COND_WAIT) {
         return cond_relock(m, g, op, result);
     }
-    return syncop_done(op, g, result); /* a cancellation waits for the next operation */
+    return syncop_done(m, op, g, result); /* a cancellation waits for the next operation */
 }
 
 static inline PySendResult syncop_step(M *m, SyncOp *op, PyObject **result)
 {
-    int state = op_state(op);
-    G *g = op_begin(m, (PyObject *)op, state);
+    if (unlikely(op->kind != MUTEX_LOCK || op_state(op) != OP_NEW || !op_undisturbed(m))) {
+        return syncop_step_slow(m, op, result);
+    }
+    Sync *s = op->obj;
     *result = NULL;
-    if (unlikely(g == NULL)) {
-        return PYGEN_ERROR;
+    obj_lock(&s->lock);
+    if (unlikely(s->locked || s->starving || op_state(op) != OP_NEW)) {
+        return syncop_begin(m, m->curg, op, result);
     }
-    if (unlikely(state != OP_NEW)) {
-        return syncop_resume(m, g, op, state, result);
-    }
-    if (unlikely(op_raise_if_cancelled(g))) {
-        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
-        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
-        return PYGEN_ERROR;
-    }
-    return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
+    s->locked = true;
+    op_set_state(op, OP_DONE);
+    obj_unlock(&s->lock);
+    m->ops_left--;
+    syncop_spare(m, op);
+    *result = compat_none();
+    return PYGEN_RETURN;
 }
 
 static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
@@ -579,7 +599,7 @@ static void syncop_dealloc(PyObject *self)
     SyncOp *op = (SyncOp *)self;
     compat_untrack(self);
     WHO_CLEAR(op->who);
-    Py_DECREF(op->obj);
+    Py_XDECREF(op->obj);
     Py_XDECREF(op->cond);
     object_free(tls_m, FREE_SYNC, self);
 }
@@ -588,6 +608,9 @@ static PyObject *syncop_repr(PyObject *self)
 {
     static const char *const names[] = {"lock", "lock", "rlock", "wait", "wait", "acquire"};
     SyncOp *op = (SyncOp *)self;
+    if (op->obj == NULL) {
+        return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
+    }
     return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->obj,
                                 op_state_text(op_state(op)));
 }

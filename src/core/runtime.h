@@ -265,7 +265,7 @@ static inline uint32_t g_state(G *g)
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
     PyObject *head;
-    _Atomic int64_t count;      /* the M's own, as the next; counters() looks */
+    _Atomic int64_t count;     /* the M's own, as the next; counters() looks */
     _Atomic(PyObject *) spare; /* owned, or NULL: see spare_put */
 } FreeList;
 
@@ -538,8 +538,8 @@ static inline void *spare_take(M *m, int kind)
         likely(m != NULL) ? atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) : NULL;
     if (likely(op != NULL)) {
         atomic_store_explicit(&m->free[kind].spare, NULL, memory_order_relaxed);
-        if (unlikely(!compat_unique(op))) { /* it is not dropped yet, or was found by gc.get_objects() */
-            Py_CLEAR(op);
+        if (unlikely(!compat_unique(op))) {
+            Py_CLEAR(op); /* it is not dropped yet, or gc.get_objects() has found it */
         }
     }
     return op;

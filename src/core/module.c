@@ -86,8 +86,8 @@ static int module_exec(PyObject *mod)
             "gofer does not support subinterpreters: import it in the main interpreter");
         return -1;
     }
-    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type,
-                             &GoschedOp_Type, &JoinOp_Type,    &ReadyOp_Type};
+    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type, &GoschedOp_Type,
+                             &JoinOp_Type,    &ReadyOp_Type,   &DoneOp_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

@@ -259,6 +259,40 @@ PyTypeObject ReadyOp_Type = {
     .tp_iternext = op_iternext,
 };
 
+/* ... and gives None: one immortal object serves all, and `async with` needs it at every end of a block. */
+
+static PySendResult done_send(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(arg),
+                              PyObject **result)
+{
+    *result = compat_none();
+    return PYGEN_RETURN;
+}
+
+static PyObject *done_next(PyObject *Py_UNUSED(self))
+{
+    return NULL; /* without an exception: None */
+}
+
+static void static_dealloc(PyObject *self)
+{
+    Py_SET_REFCNT(self, 1); /* only an extension that over-DECREFs gets here */
+}
+
+static PyAsyncMethods done_async = {.am_await = PyObject_SelfIter, .am_send = done_send};
+
+PyTypeObject DoneOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.DoneOp",
+    .tp_base = &Operation_Type,
+    .tp_basicsize = sizeof(BareOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = static_dealloc,
+    .tp_as_async = &done_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = done_next,
+};
+
+BareOp done_op = {PyObject_HEAD_INIT(&DoneOp_Type)};
+
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
 
 static PySendResult gosched_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
@@ -286,20 +320,15 @@ static PyObject *gosched_repr(PyObject *Py_UNUSED(self))
     return PyUnicode_FromString("<gofer.gosched()>");
 }
 
-static void gosched_dealloc(PyObject *self)
-{
-    Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
-}
-
 static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send = gosched_send};
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
     .tp_base = &Operation_Type,
-    .tp_basicsize = sizeof(GoschedOp),
+    .tp_basicsize = sizeof(BareOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation that gosched() returns.",
-    .tp_dealloc = gosched_dealloc,
+    .tp_dealloc = static_dealloc,
     .tp_repr = gosched_repr,
     .tp_as_async = &gosched_async,
     .tp_iter = PyObject_SelfIter,
@@ -307,7 +336,7 @@ PyTypeObject GoschedOp_Type = {
 };
 
 /* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
-GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
+BareOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
 
 /* ---- waiting for a goroutine ---- */
 

@@ -667,11 +667,11 @@ typedef struct JoinOp {
 } JoinOp;
 
 extern PyTypeObject Operation_Type; /* the base of them all */
-extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type;
+extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type, DoneOp_Type;
 typedef struct {
     PyObject_HEAD
-} GoschedOp;
-extern GoschedOp gosched_op;
+} BareOp;
+extern BareOp gosched_op;
 #define PARKED ((PyObject *)&gosched_op)
 PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
@@ -680,6 +680,7 @@ void join_drop_all(JoinOp *first);          /* nobody will ever run again */
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
+extern BareOp done_op; /* ... and one that gives None */
 
 /* OP_FIRED: taken off its queue and done, by a waker. OP_CLOSED: so by close(). OP_WOKEN: taken off,
  * to try again. */

@@ -689,14 +689,6 @@ static void sync_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyObject *done_op; /* made with the module */
-
-/* `async with`: the way out is an operation too, but has been done already. */
-static PyObject *aexit_done(void)
-{
-    return Py_NewRef(done_op);
-}
-
 /* `with`: block this thread, which must be in no goroutine. */
 static PyObject *enter(PyObject *self, PyObject *op)
 {
@@ -781,11 +773,19 @@ static PyObject *mutex_enter(PyObject *self, PyObject *Py_UNUSED(a))
     return enter(self, mutex_lock_method(self, NULL));
 }
 
+/* `async with`: the way out is an operation too, but has been done already. Eats r; NULL if that is NULL. */
+static PyObject *aexit(PyObject *r)
+{
+    if (unlikely(r == NULL)) {
+        return NULL;
+    }
+    compat_drop_none();
+    return Py_NewRef((PyObject *)&done_op);
+}
+
 static PyObject *mutex_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = mutex_unlock_method(self, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(mutex_unlock_method(self, NULL));
 }
 
 static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
@@ -928,9 +928,7 @@ static PyObject *reader_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_s
 static PyObject *reader_aexit(PyObject *self, PyObject *const *Py_UNUSED(a),
                               Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = rw_runlock(((Reader *)self)->rw, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(rw_runlock(((Reader *)self)->rw, NULL));
 }
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
@@ -1244,9 +1242,7 @@ static PyObject *sem_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssiz
 
 static PyObject *sem_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = sem_put((Sync *)self, 1);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(sem_put((Sync *)self, 1));
 }
 
 static PyObject *sem_repr(PyObject *self)
@@ -1292,6 +1288,5 @@ bool sema_module_init(PyObject *mod)
             return false;
         }
     }
-    done_op = done_op != NULL ? done_op : ready_new(Py_None);
-    return done_op != NULL && PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
+    return PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
 }

@@ -16,7 +16,7 @@ typedef enum {
 typedef struct ChanOp {
     PyObject_HEAD
     Who who;
-    Chan *ch;        /* owned */
+    Chan *ch;        /* owned; NULL when it is spare */
     PyObject *value; /* owned: to send, or received */
     struct ChanOp *next;
     union {

@@ -88,6 +88,37 @@ static inline bool compat_probe_waits(PyThreadState *ts)
 }
 #endif
 
+/* The same for an exception that is raised to be taken at once, which happens with every value that an await
+ * returns. `ts` is the caller's. */
+static inline void compat_raise_in(PyThreadState *ts, PyObject *exc)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (ts->current_exception == NULL) {
+        ts->current_exception = exc;
+        return;
+    }
+#endif
+    (void)ts;
+    compat_raise(exc);
+}
+
+/* A reference to None. From 3.12 on it is immortal: nobody need count. */
+static inline PyObject *compat_none(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return Py_None;
+#else
+    return Py_NewRef(Py_None);
+#endif
+}
+
+static inline void compat_drop_none(void)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    Py_DECREF(Py_None);
+#endif
+}
+
 /* The context the running code sees: borrowed, NULL if this thread never had one. There is no
  * public way to look at it without copying it, and `go` must look on every call. */
 static inline PyObject *compat_current_context(PyThreadState *ts)
@@ -157,6 +188,64 @@ static inline void compat_share_new(PyObject *op)
     }
 #else
     (void)op;
+#endif
+}
+
+/* The memory of a dead object, used again for another of its type: what PyObject_Init does, without the call. */
+static inline void compat_revive(PyObject *op)
+{
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+    PyObject_Init(op, Py_TYPE(op));
+#elif defined(Py_GIL_DISABLED)
+    __atomic_store_n(&op->ob_tid, _Py_ThreadId(), __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_gc_bits, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_local, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_shared, 0, __ATOMIC_RELAXED);
+#else
+    Py_SET_REFCNT(op, 1);
+#endif
+}
+
+/* Whether there is one reference in all, so that nobody but its owner can get at the object: other threads get
+ * references through the collector only, while this one is stopped. */
+static inline bool compat_unique(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    return __atomic_load_n(&op->ob_tid, __ATOMIC_RELAXED) == _Py_ThreadId() &&
+           __atomic_load_n(&op->ob_ref_local, __ATOMIC_RELAXED) == 1 &&
+           __atomic_load_n(&op->ob_ref_shared, __ATOMIC_RELAXED) == 0;
+#else
+    return Py_REFCNT(op) == 1;
+#endif
+}
+
+/* A second reference to such an object. */
+static inline void compat_set_two(PyObject *op)
+{
+#if defined(Py_GIL_DISABLED) && !defined(Py_REF_DEBUG)
+    __atomic_store_n(&op->ob_ref_local, 2, __ATOMIC_RELAXED);
+#else
+    Py_INCREF(op);
+#endif
+}
+
+/* PyObject_GC_Track, of a new object, and PyObject_GC_UnTrack. In free-threaded CPython that is a bit of the
+ * object's own (_PyGC_BITS_TRACKED), which is not worth a call. */
+static inline void compat_track(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, 1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_Track(op);
+#endif
+}
+
+static inline void compat_untrack(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, op->ob_gc_bits & ~1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_UnTrack(op);
 #endif
 }
 

@@ -24,45 +24,36 @@ static const char *const wait_reasons[] = {
     [WAIT_FUTURE] = "future wait",
 };
 
-/* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
+/* ---- allocation ---- */
 
-static PyObject **free_link(PyObject *op)
+void *object_new_slow(M *m, int kind, PyTypeObject *type)
 {
-    return (PyObject **)(op + 1);
-}
-
-void *free_list_pop(M *m, int kind)
-{
-    if (m == NULL || m->free[kind].head == NULL) {
-        return NULL;
+    PyObject *op = kind == FREE_SLEEP ? _PyObject_New(type) : _PyObject_GC_New(type);
+    if (op != NULL) {
+        live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, 1);
     }
-    PyObject *op = m->free[kind].head;
-    m->free[kind].head = *free_link(op);
-    m->free[kind].count--;
     return op;
 }
 
-bool free_list_push(M *m, int kind, PyObject *op)
+void object_free_slow(M *m, int kind, PyObject *op)
 {
-    if (!USE_FREE_LISTS || m == NULL || m->free[kind].count >= FREE_MAX) {
-        return false;
+    live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, -1);
+    if (kind == FREE_SLEEP) {
+        PyObject_Free(op);
     }
-    *free_link(op) = m->free[kind].head;
-    m->free[kind].head = op;
-    m->free[kind].count++;
-    return true;
+    else {
+        PyObject_GC_Del(op);
+    }
 }
 
 void free_lists_clear(M *m)
 {
     for (int kind = 0; kind < FREE_KINDS; kind++) {
-        for (PyObject *op; (op = free_list_pop(m, kind)) != NULL;) {
-            if (kind == FREE_SLEEP) {
-                PyObject_Free(op);
-            }
-            else {
-                PyObject_GC_Del(op);
-            }
+        Py_XDECREF(spare_take(m, kind));
+        for (PyObject *op; (op = m->free[kind].head) != NULL;) {
+            m->free[kind].head = *free_link(op);
+            count_add(&m->free[kind].count, -1);
+            object_free_slow(m, kind, op);
         }
     }
 }
@@ -318,17 +309,13 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         Py_XDECREF(context);
         return NULL;
     }
-    G *g = free_list_pop(m, FREE_G);
-    if (g != NULL) {
-        PyObject_Init((PyObject *)g, &Goroutine_Type);
-    }
-    else if ((g = PyObject_GC_New(G, &Goroutine_Type)) == NULL) {
+    G *g = object_new(m, FREE_G, &Goroutine_Type);
+    if (g == NULL) {
         Py_DECREF(coro);
         Py_DECREF(name);
         Py_XDECREF(context);
         return NULL;
     }
-    live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
     G *parent = asked == NULL && m != NULL ? m->curg : NULL;
     g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
@@ -350,7 +337,7 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     }
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
-    PyObject_GC_Track(g);
+    compat_track((PyObject *)g);
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
     if (unlikely(m == NULL)) {
@@ -1106,10 +1093,11 @@ static void g_dealloc(PyObject *self)
     g_clear(self);
     Py_CLEAR(g->name);
     Py_CLEAR(g->site_code);
-    M *m = tls_m;
-    live_add(m, LIVE_G, -1);
-    if (g->finalized || !free_list_push(m, FREE_G, self)) {
-        PyObject_GC_Del(self);
+    if (unlikely(g->finalized)) {
+        object_free_slow(tls_m, FREE_G, self);
+    }
+    else {
+        object_free(tls_m, FREE_G, self);
     }
     Py_TRASHCAN_END
 }

@@ -93,7 +93,7 @@ static int module_exec(PyObject *mod)
         return -1;
     }
     PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type, &GoschedOp_Type,
-                             &JoinOp_Type,    &ReadyOp_Type,   &FutureOp_Type};
+                             &JoinOp_Type,    &ReadyOp_Type,   &DoneOp_Type,  &FutureOp_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;

@@ -12,7 +12,7 @@
  * in the state word and wakes the goroutine, which looks for itself. */
 #include "runtime.h"
 
-G *op_begin(M *m, PyObject *op, int used)
+G *op_begin_slow(M *m, PyObject *op, int used)
 {
     if (unlikely(check_forked())) {
         return NULL;
@@ -27,7 +27,7 @@ G *op_begin(M *m, PyObject *op, int used)
         op_error_used(op, used);
         return NULL;
     }
-    return g;
+    return g; /* of block() */
 }
 
 void op_error_used(PyObject *op, int state)
@@ -78,18 +78,9 @@ bool op_slice_over_slow(M *m)
     return start != 0 && now - start > SLICE_NS;
 }
 
-PySendResult op_finish(PyObject *value, PyObject **result)
-{
-    *result = Py_NewRef(value);
-    return PYGEN_RETURN;
-}
-
 /* Deliver a pending cancellation, once. */
-bool op_raise_if_cancelled(G *g)
+bool op_raise_pending(G *g)
 {
-    if (likely(!op_cancel_pending(g))) {
-        return false;
-    }
     if (!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL)) {
         context_raise(g); /* again and again, as long as it is bound to that context */
         return true;
@@ -117,45 +108,39 @@ bool op_raise_if_cancelled(G *g)
 }
 
 /* Nobody but us holds it, and nobody who caught it (driving a coroutine by hand) left anything in it. */
-static bool stop_reusable(PyObject *stop)
+static inline bool stop_reusable(PyObject *stop)
 {
     PyStopIterationObject *s = (PyStopIterationObject *)stop;
-    return Py_REFCNT(stop) == 1 && s->traceback == NULL && s->context == NULL && s->dict == NULL;
+    return compat_unique(stop) && s->traceback == NULL && s->context == NULL && s->dict == NULL;
 }
 
-/* From 3.12 on the interpreter calls this, not am_send (3.11 does while a trace function is set), and
- * wants a result other than None as a StopIteration. It takes the value out and drops the exception,
- * so each M uses one over again instead of paying for a new one with every result. */
-PyObject *op_iternext(PyObject *self)
+/* The interpreter takes the value out and drops the exception, so each M uses one over again instead of paying
+ * for a new one with every result. */
+void op_stop_with(M *m, PyObject *value)
 {
-    M *m = tls_m;
-    PyObject *value;
-    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
-    if (r == PYGEN_NEXT) {
-        return value;
+    PyObject *stop = m != NULL ? m->stop : NULL;
+    if (likely(stop != NULL && stop_reusable(stop))) {
+        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+        compat_raise_in(m->ts, Py_NewRef(stop));
+        return;
     }
-    if (r == PYGEN_ERROR) {
-        return NULL;
-    }
-    if (value == Py_None) {
+    stop = PyObject_CallNoArgs(PyExc_StopIteration); /* as an argument it would be in `args`, too */
+    if (unlikely(stop == NULL)) {
         Py_DECREF(value);
-        return NULL; /* without an exception: None */
+        return;
     }
-    PyObject *stop = NULL;
-    if (m != NULL && m->stop != NULL && stop_reusable(m->stop)) {
-        stop = Py_NewRef(m->stop);
-    }
-    else if ((stop = PyObject_CallNoArgs(PyExc_StopIteration)) != NULL && m != NULL) {
+    Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+    if (m != NULL) {
         Py_XSETREF(m->stop, Py_NewRef(stop));
     }
-    if (stop != NULL) {
-        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
-        compat_raise(stop);
-    }
-    else {
-        Py_DECREF(value);
-    }
-    return NULL;
+    compat_raise(stop);
+}
+
+PyObject *op_iternext(PyObject *self)
+{
+    PyObject *value;
+    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
+    return op_tell(tls_m, r, value);
 }
 
 /* The slice is over: what its last await returned shall not live on in m->stop. */
@@ -295,6 +280,40 @@ PyTypeObject ReadyOp_Type = {
     .tp_as_async = &ready_async,
 };
 
+/* ... and gives None: one immortal object serves all, and `async with` needs it at every end of a block. */
+
+static PySendResult done_send(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(arg),
+                              PyObject **result)
+{
+    *result = compat_none();
+    return PYGEN_RETURN;
+}
+
+static PyObject *done_next(PyObject *Py_UNUSED(self))
+{
+    return NULL; /* without an exception: None */
+}
+
+static void static_dealloc(PyObject *self)
+{
+    Py_SET_REFCNT(self, 1); /* only an extension that over-DECREFs gets here */
+}
+
+static PyAsyncMethods done_async = {.am_await = PyObject_SelfIter, .am_send = done_send};
+
+PyTypeObject DoneOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.DoneOp",
+    .tp_base = &Operation_Type,
+    .tp_basicsize = sizeof(BareOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = static_dealloc,
+    .tp_as_async = &done_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = done_next,
+};
+
+BareOp done_op = {PyObject_HEAD_INIT(&DoneOp_Type)};
+
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
 
 static PySendResult gosched_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
@@ -322,26 +341,21 @@ static PyObject *gosched_repr(PyObject *Py_UNUSED(self))
     return PyUnicode_FromString("<gofer.gosched()>");
 }
 
-static void gosched_dealloc(PyObject *self)
-{
-    Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
-}
-
 static PyAsyncMethods gosched_async = {.am_send = gosched_send};
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
     .tp_base = &Operation_Type,
-    .tp_basicsize = sizeof(GoschedOp),
+    .tp_basicsize = sizeof(BareOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation that gosched() returns.",
-    .tp_dealloc = gosched_dealloc,
+    .tp_dealloc = static_dealloc,
     .tp_repr = gosched_repr,
     .tp_as_async = &gosched_async,
 };
 
 /* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
-GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
+BareOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
 
 /* ---- waiting for a goroutine ---- */
 
@@ -360,20 +374,15 @@ static bool who_counts(Who who)
 
 static JoinOp *join_alloc(G *target)
 {
-    M *m = tls_m;
-    JoinOp *op = free_list_pop(m, FREE_JOIN);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &JoinOp_Type);
-    }
-    else if ((op = PyObject_GC_New(JoinOp, &JoinOp_Type)) == NULL) {
+    JoinOp *op = object_new(tls_m, FREE_JOIN, &JoinOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
     op->target = (G *)Py_XNewRef((PyObject *)target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
-    PyObject_GC_Track(op);
+    compat_track((PyObject *)op);
     return op;
 }
 
@@ -693,14 +702,10 @@ static int join_clear(PyObject *self)
 
 static void join_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
+    compat_untrack(self);
     Py_TRASHCAN_BEGIN(self, join_dealloc);
     join_clear(self);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_JOIN, self)) {
-        PyObject_GC_Del(self);
-    }
+    object_free(tls_m, FREE_JOIN, self);
     Py_TRASHCAN_END
 }
 

@@ -25,22 +25,21 @@ enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 static int rescues;          /* in vain: since as few were alive as are now */
 static int64_t fewest_alive; /* while they were made */
 
-bool check_forked(void)
+void error_forked(void)
 {
-    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
-        return false;
-    }
     PyErr_SetString(
         PyExc_RuntimeError,
         "this process was forked inside a running gofer runtime, whose threads did not come "
         "along: start processes with spawn or subprocess instead");
-    return true;
 }
 
 static void in_forked_child(void)
 {
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
+        if (tls_m != NULL) {
+            tls_m->ops_left = 0; /* see op_undisturbed */
+        }
     }
 }
 
@@ -1069,22 +1068,30 @@ static PyObject *core_call_on_main_thread(PyObject *Py_UNUSED(mod), PyObject *ar
     Py_RETURN_NONE;
 }
 
+static void count_live(M *m, int64_t n[LIVE_KINDS])
+{
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        n[i] += atomic_load(&m->live[i]);
+    }
+    for (int kind = 0; kind < FREE_KINDS; kind++) {
+        n[kind == FREE_G ? LIVE_G : LIVE_OP] -=
+            atomic_load(&m->free[kind].count) + (atomic_load(&m->free[kind].spare) != NULL);
+    }
+}
+
 /* Live objects and queue lengths, for tests. */
 static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    int64_t n[LIVE_KINDS];
+    int64_t n[LIVE_KINDS] = {atomic_load(&live_rest[LIVE_G]), atomic_load(&live_rest[LIVE_OP])};
     lock(&sched.lock);
-    for (int i = 0; i < LIVE_KINDS; i++) {
-        n[i] = atomic_load(&live_rest[i]);
-        for (M *m = sched.allm; m != NULL; m = m->all_next) {
-            n[i] += atomic_load(&m->live[i]);
-        }
-        for (M *m = sched.orphans; m != NULL; m = m->all_next) {
-            n[i] += atomic_load(&m->live[i]);
-        }
-        if (sched.m0 != NULL) {
-            n[i] += atomic_load(&sched.m0->live[i]);
-        }
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    if (sched.m0 != NULL) {
+        count_live(sched.m0, n);
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
     unlock(&sched.lock);

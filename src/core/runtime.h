@@ -28,6 +28,7 @@
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+#define SLOW        __attribute__((noinline)) /* keeps its registers out of the fast path */
 
 #ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
 enum { RING_SIZE = 4, FREE_MAX = 4, ID_BLOCK = 4 };
@@ -98,11 +99,12 @@ typedef struct {
 void spin_wait(
     int *tries); /* between two tries to get something that is held for an instant only */
 
+void spin_lock_slow(SpinLock *l);
+
 static inline void spin_lock(SpinLock *l)
 {
-    int tries = 0;
-    while (atomic_exchange_explicit(&l->held, 1, memory_order_acquire)) {
-        spin_wait(&tries);
+    if (unlikely(atomic_exchange_explicit(&l->held, 1, memory_order_acquire))) {
+        spin_lock_slow(l);
     }
 }
 
@@ -276,7 +278,8 @@ static inline uint32_t g_state(G *g)
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
     PyObject *head;
-    int count;
+    _Atomic int64_t count;     /* the M's own, as the next; counters() looks */
+    _Atomic(PyObject *) spare; /* owned, or NULL: see spare_put */
 } FreeList;
 
 enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
@@ -329,8 +332,8 @@ struct M {
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
-    _Atomic int64_t live[LIVE_KINDS];
-    _Atomic int64_t gbegun, gended; /* goroutines, on this M */
+    _Atomic int64_t live[LIVE_KINDS]; /* see live_add */
+    _Atomic int64_t gbegun, gended;   /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
     clockid_t cpu_clock;                /* of the thread; set before it runs anything */
@@ -499,8 +502,9 @@ typedef struct {
 } Hooks;
 extern Hooks hooks;
 
-/* Live objects, checked by every test at its end. Each M counts for itself, so that counting costs one
- * plain store; threads that are no M, and Ms that have ended, count in `live_rest`. */
+/* Live objects, checked by every test at its end: those that were allocated, without those on free lists. Each M
+ * counts for itself, so that counting costs one plain store; threads that are no M, and Ms that have ended,
+ * count in `live_rest`. */
 extern _Atomic int64_t live_rest[LIVE_KINDS];
 static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread that writes it */
 {
@@ -508,7 +512,7 @@ static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread 
                           memory_order_relaxed);
 }
 
-static inline void live_add(M *m, int kind, int n)
+static inline void live_add(M *m, int kind, int n) /* allocated or freed */
 {
     if (likely(m != NULL)) {
         count_add(&m->live[kind], n);
@@ -516,6 +520,83 @@ static inline void live_add(M *m, int kind, int n)
     else {
         atomic_fetch_add_explicit(&live_rest[kind], n, memory_order_relaxed);
     }
+}
+
+/* ---- run.c: in a child forked from a running runtime ---- */
+
+void error_forked(void);
+static inline bool check_forked(void) /* true, with RuntimeError set */
+{
+    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return false;
+    }
+    error_forked();
+    return true;
+}
+
+/* ---- objects that come and go by the million: G and operations ---------------------------------- */
+
+/* The free lists are the M's and not the P's, since a DECREF may come at any time, with a P or without. */
+void *object_new_slow(M *m, int kind, PyTypeObject *type);
+void object_free_slow(M *m, int kind, PyObject *op);
+void free_lists_clear(M *m);
+
+static inline PyObject **free_link(PyObject *op)
+{
+    return (PyObject **)(op + 1);
+}
+
+/* Of one reference, untracked; what follows the head is anything. `type` is always the same for a `kind`. */
+static inline void *object_new(M *m, int kind, PyTypeObject *type)
+{
+    if (unlikely(m == NULL || m->free[kind].head == NULL)) {
+        return object_new_slow(m, kind, type);
+    }
+    PyObject *op = m->free[kind].head;
+    m->free[kind].head = *free_link(op);
+    count_add(&m->free[kind].count, -1);
+    compat_revive(op);
+    return op;
+}
+
+static inline void object_free(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL ||
+                 atomic_load_explicit(&m->free[kind].count, memory_order_relaxed) >= FREE_MAX)) {
+        object_free_slow(m, kind, op);
+        return;
+    }
+    *free_link(op) = m->free[kind].head;
+    m->free[kind].head = op;
+    count_add(&m->free[kind].count, 1);
+}
+
+/* An operation that has just been done, in the name of M, usually has but one reference: that of the await, which
+ * drops it in the next instant. The next operation is made soon after. So the M keeps it as it is, tracked, and
+ * saves its end and its rebirth. It must own nothing then. False: drop it as usual. */
+static inline bool spare_put(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL || !compat_unique(op) ||
+                 atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) != NULL)) {
+        return false;
+    }
+    compat_set_two(op);
+    atomic_store_explicit(&m->free[kind].spare, op, memory_order_relaxed);
+    return true;
+}
+
+/* One reference, the caller's. NULL: there is none, make a new one. */
+static inline void *spare_take(M *m, int kind)
+{
+    PyObject *op =
+        likely(m != NULL) ? atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) : NULL;
+    if (likely(op != NULL)) {
+        atomic_store_explicit(&m->free[kind].spare, NULL, memory_order_relaxed);
+        if (unlikely(!compat_unique(op))) {
+            Py_CLEAR(op); /* it is not dropped yet, or gc.get_objects() has found it */
+        }
+    }
+    return op;
 }
 
 /* ---- proc.c ----------------------------------------------------------------------------------- */
@@ -650,11 +731,11 @@ typedef struct JoinOp {
 } JoinOp;
 
 extern PyTypeObject Operation_Type; /* the base of them all */
-extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type;
+extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type, DoneOp_Type;
 typedef struct {
     PyObject_HEAD
-} GoschedOp;
-extern GoschedOp gosched_op;
+} BareOp;
+extern BareOp gosched_op;
 #define PARKED ((PyObject *)&gosched_op)
 PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
@@ -667,20 +748,21 @@ void wg_ended(PyObject *wg);                /* sema.c: one counted down; P in P_
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
+extern BareOp done_op;                /* ... and one that gives None */
 
 /* OP_FIRED: taken off its queue and done, by a waker. OP_CLOSED: so by close(). OP_WOKEN: taken off,
  * to try again. */
 enum { OP_NEW, OP_WAITING, OP_FIRED, OP_CLOSED, OP_WOKEN, OP_DONE };
-extern _Thread_local G *block_g;           /* stands for this thread in block() */
-G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
+extern _Thread_local G *block_g; /* stands for this thread in block() */
+G *op_begin_slow(M *m, PyObject *op, int used);
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
-PySendResult op_finish(PyObject *value, PyObject **result);
-bool op_raise_if_cancelled(G *g);
+bool op_raise_pending(G *g);
 PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
 bool op_slice_over_slow(M *m);
 void op_error_used(PyObject *op, int state); /* that, or "has been awaited already" */
 void op_error_other(PyObject *op);           /* "already awaited by another goroutine" */
 PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
+void op_stop_with(M *m, PyObject *value);    /* raise StopIteration; eats value */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
@@ -692,6 +774,51 @@ static inline bool op_cancel_pending(G *g)
 {
     uint32_t s = atomic_load_explicit(&g->state, memory_order_relaxed);
     return unlikely(s & (G_CANCEL | G_OVER)) && ((s & G_CANCEL) || context_over(g));
+}
+
+/* Who awaits; NULL with an exception set. */
+static inline G *op_begin(M *m, PyObject *op, int used)
+{
+    if (likely(m != NULL && m->curg != NULL && used != OP_DONE &&
+               !atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return m->curg;
+    }
+    return op_begin_slow(m, op, used);
+}
+
+static inline PySendResult op_finish(PyObject *value, PyObject **result)
+{
+    *result = Py_NewRef(value);
+    return PYGEN_RETURN;
+}
+
+/* What lets an operation go the short way: it is a goroutine's, its slice need not be looked at, nobody wants
+ * it to stop. (In a forked child ops_left is 0.) */
+static inline bool op_undisturbed(const M *m)
+{
+    return m != NULL && m->ops_left > 0 && m->curg != NULL &&
+           !(atomic_load_explicit(&m->curg->state, memory_order_relaxed) & (G_CANCEL | G_OVER));
+}
+
+static inline bool op_raise_if_cancelled(G *g)
+{
+    return op_cancel_pending(g) && op_raise_pending(g);
+}
+
+/* What am_send tells, as tp_iternext tells it. From 3.12 on the interpreter calls only that (3.11 does while a
+ * trace function is set), and wants a result other than None as a StopIteration. */
+static inline PyObject *op_tell(M *m, PySendResult r, PyObject *value)
+{
+    if (unlikely(r != PYGEN_RETURN)) {
+        return r == PYGEN_NEXT ? value : NULL;
+    }
+    if (value == Py_None) {
+        compat_drop_none();
+    }
+    else {
+        op_stop_with(m, value);
+    }
+    return NULL; /* without an exception: None */
 }
 
 /* An operation that completes at once is a scheduling point too: now and then see whether the slice is over. */
@@ -798,13 +925,9 @@ bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-void *free_list_pop(M *m, int kind);
-bool free_list_push(M *m, int kind, PyObject *op);
-void free_lists_clear(M *m);
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
 int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */

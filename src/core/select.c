@@ -529,6 +529,10 @@ static PyMethodDef select_methods[] = {{"close", select_close, METH_NOARGS, NULL
 /* The object behind a case: a new reference, NULL with an exception. */
 static PyObject *as_case(PyObject *c)
 {
+    if (Py_IS_TYPE(c, &ChanOp_Type) && ((ChanOp *)c)->ch == NULL) {
+        op_error_used(c, OP_DONE);
+        return NULL;
+    }
     if (Py_IS_TYPE(c, &ChanOp_Type) || Py_IS_TYPE(c, &SleepOp_Type) ||
         Py_IS_TYPE(c, &FutureOp_Type)) {
         return Py_NewRef(c);

@@ -35,7 +35,7 @@ typedef struct {
 struct SyncOp {
     PyObject_HEAD
     Who who;
-    Sync *obj;  /* owned */
+    Sync *obj;  /* owned; NULL when it is spare */
     Sync *cond; /* owned: COND_WAIT in its second half, where obj is the mutex */
     SyncOp *prev, *next;
     const G *waiter;
@@ -278,12 +278,11 @@ static void left(SyncOp *op, Woken *woken)
     }
 }
 
-static bool mutex_unlock(
-    Sync *s) /* a Mutex, or an RWMutex held by a writer; false: it was not locked */
+/* Under the lock, released here. */
+static SLOW bool mutex_unlock_slow(Sync *s)
 {
     Woken woken;
     woken_init(&woken);
-    obj_lock(&s->lock);
     bool was = s->locked;
     s->locked = false;
     if (was && Py_IS_TYPE(s, &RWMutex_Type)) {
@@ -297,6 +296,18 @@ static bool mutex_unlock(
     return was;
 }
 
+/* A Mutex, or an RWMutex held by a writer; false: it was not locked. */
+static inline bool mutex_unlock(Sync *s)
+{
+    obj_lock(&s->lock);
+    if (unlikely(!s->locked || s->queue != NULL || s->readers != NULL)) {
+        return mutex_unlock_slow(s);
+    }
+    s->locked = false;
+    obj_unlock(&s->lock);
+    return true;
+}
+
 static void raise_unlocked(Sync *s)
 {
     PyErr_SetString(PyExc_RuntimeError, Py_IS_TYPE(s, &RWMutex_Type)
@@ -306,29 +317,39 @@ static void raise_unlocked(Sync *s)
 
 /* ---- the operation ---- */
 
-static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
+static SLOW SyncOp *syncop_alloc(M *m)
+{
+    SyncOp *op = object_new(m, FREE_SYNC, &SyncOp_Type);
+    if (likely(op != NULL)) {
+        memset((char *)op + sizeof(PyObject), 0, sizeof(SyncOp) - sizeof(PyObject));
+        compat_track((PyObject *)op);
+    }
+    return op;
+}
+
+static inline PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
 {
     M *m = tls_m;
-    SyncOp *op = free_list_pop(m, FREE_SYNC);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &SyncOp_Type);
-    }
-    else if ((op = PyObject_GC_New(SyncOp, &SyncOp_Type)) == NULL) {
+    SyncOp *op = spare_take(m, FREE_SYNC);
+    if (unlikely(op == NULL) && (op = syncop_alloc(m)) == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
-    op->who = (Who){0};
     op->obj = (Sync *)Py_NewRef(obj);
-    op->cond = NULL;
-    op->prev = op->next = NULL;
-    op->waiter = NULL;
-    op->since_ns = 0;
     op->n = n;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    op->relocks = op->cancelled = false;
-    PyObject_GC_Track(op);
     return (PyObject *)op;
+}
+
+/* It is done and will not be looked at again, if nobody but the await has it. */
+static inline void syncop_spare(M *m, SyncOp *op)
+{
+    if (likely(spare_put(m, FREE_SYNC, (PyObject *)op))) {
+        Sync *s = op->obj;
+        op->obj = NULL;
+        op->waiter = NULL;
+        Py_DECREF(s);
+    }
 }
 
 static bool may_cancel(SyncOp *op, G *g)
@@ -336,11 +357,14 @@ static bool may_cancel(SyncOp *op, G *g)
     return !op->relocks && op_cancel_pending(g);
 }
 
-static PySendResult syncop_done(SyncOp *op, G *g, PyObject **result)
+static PySendResult syncop_done(M *m, SyncOp *op, G *g, PyObject **result)
 {
     op_set_state(op, OP_DONE);
     if (unlikely(op->cancelled) && op_raise_if_cancelled(g)) {
         return PYGEN_ERROR;
+    }
+    if (likely(op->cond == NULL)) {
+        syncop_spare(m, op);
     }
     return op_finish(Py_None, result);
 }
@@ -361,10 +385,10 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     return op_suspend(g, reasons[op->kind], result);
 }
 
-static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
+/* Under the lock, released here. */
+static SLOW PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW &&
                  !op->relocks)) { /* another has begun it at the same time */
         obj_unlock(&s->lock);
@@ -378,7 +402,7 @@ static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
             op->waiter = g;
             return op_yield(g, result);
         }
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     if (op->kind == MUTEX_LOCK) {
         op->since_ns = nanotime();
@@ -394,14 +418,15 @@ static PySendResult cond_relock(M *m, G *g, SyncOp *op, PyObject **result)
     op->kind = Py_IS_TYPE(cond->mu, &RWMutex_Type) ? RW_LOCK : MUTEX_LOCK;
     op->relocks = true;
     op->cond = cond;
+    obj_lock(&op->obj->lock);
     return syncop_begin(m, g, op, result);
 }
 
-/* On the queue first, then the mutex is released: no signal is missed. */
+/* On the queue first, then the mutex is released: no signal is missed. Under the lock of the condition, released
+ * here. */
 static PySendResult cond_begin(G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW)) {
         obj_unlock(&s->lock);
         op_error_other((PyObject *)op);
@@ -483,7 +508,7 @@ static bool inherit(SyncOp *op)
     return ours;
 }
 
-static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
+static PySendResult mutex_try_again(M *m, SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
     obj_lock(&s->lock);
@@ -491,19 +516,17 @@ static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
     if (!s->locked) {
         s->locked = true;
         obj_unlock(&s->lock);
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     s->starving = s->starving || nanotime() - op->since_ns > STARVING_NS;
     return syncop_wait(op, g, true, result);
 }
 
-static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
 {
-    SyncOp *op = (SyncOp *)self;
-    M *m = tls_m;
-    *result = NULL;
     int state = op_state(op);
-    G *g = op_begin(m, self, state);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
     if (unlikely(g == NULL)) {
         return PYGEN_ERROR;
     }
@@ -513,18 +536,19 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
             return PYGEN_ERROR;
         }
+        obj_lock(&op->obj->lock);
         return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
     }
     if (unlikely(op->waiter != g)) {
-        op_error_other(self);
+        op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
         if (unlikely(op->relocks) && state == OP_WAITING && inherit(op)) {
-            return syncop_done(op, g, result);
+            return syncop_done(m, op, g, result);
         }
         if (!may_cancel(op, g)) {
-            return state == OP_WOKEN ? mutex_try_again(op, g, result)
+            return state == OP_WOKEN ? mutex_try_again(m, op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
         }
         if (syncop_take_back(op)) {
@@ -539,7 +563,40 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     if (op->kind == COND_WAIT) {
         return cond_relock(m, g, op, result);
     }
-    return syncop_done(op, g, result); /* a cancellation waits for the next operation */
+    return syncop_done(m, op, g, result); /* a cancellation waits for the next operation */
+}
+
+static inline PySendResult syncop_step(M *m, SyncOp *op, PyObject **result)
+{
+    if (unlikely(op->kind != MUTEX_LOCK || op_state(op) != OP_NEW || !op_undisturbed(m))) {
+        return syncop_step_slow(m, op, result);
+    }
+    Sync *s = op->obj;
+    *result = NULL;
+    obj_lock(&s->lock);
+    if (unlikely(s->locked || s->starving || op_state(op) != OP_NEW)) {
+        return syncop_begin(m, m->curg, op, result);
+    }
+    s->locked = true;
+    op_set_state(op, OP_DONE);
+    obj_unlock(&s->lock);
+    m->ops_left--;
+    syncop_spare(m, op);
+    *result = compat_none();
+    return PYGEN_RETURN;
+}
+
+static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return syncop_step(tls_m, (SyncOp *)self, result);
+}
+
+static PyObject *syncop_next(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject *value;
+    PySendResult r = syncop_step(m, (SyncOp *)self, &value);
+    return op_tell(m, r, value);
 }
 
 static PyObject *syncop_close(PyObject *self, PyObject *Py_UNUSED(a))
@@ -575,21 +632,21 @@ static int syncop_clear(PyObject *self)
 
 static void syncop_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
-    syncop_clear(self);
-    Py_CLEAR(((SyncOp *)self)->obj);
-    Py_CLEAR(((SyncOp *)self)->cond);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SYNC, self)) {
-        PyObject_GC_Del(self);
-    }
+    SyncOp *op = (SyncOp *)self;
+    compat_untrack(self);
+    WHO_CLEAR(op->who);
+    Py_XDECREF(op->obj);
+    Py_XDECREF(op->cond);
+    object_free(tls_m, FREE_SYNC, self);
 }
 
 static PyObject *syncop_repr(PyObject *self)
 {
     static const char *const names[] = {"lock", "lock", "rlock", "wait", "wait", "acquire"};
     SyncOp *op = (SyncOp *)self;
+    if (op->obj == NULL) {
+        return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
+    }
     return op_repr(names[op->kind], (PyObject *)op->obj, op_state(op));
 }
 
@@ -606,6 +663,7 @@ static PyTypeObject SyncOp_Type = {
     .tp_clear = syncop_clear,
     .tp_repr = syncop_repr,
     .tp_as_async = &syncop_async,
+    .tp_iternext = syncop_next,
     .tp_methods = syncop_methods,
 };
 
@@ -663,15 +721,6 @@ static void sync_dealloc(PyObject *self)
     sync_clear(self);
     Py_CLEAR(s->mu);
     Py_TYPE(self)->tp_free(self);
-}
-
-static PyObject *done_op; /* made with the module */
-
-/* `async with`: the way out is an operation too, but has been done already, with this result (eaten). */
-static PyObject *aexit_done(PyObject *r)
-{
-    Py_XDECREF(r);
-    return r != NULL ? Py_NewRef(done_op) : NULL;
 }
 
 /* `with`: block this thread, which must be in no goroutine. */
@@ -758,9 +807,19 @@ static PyObject *mutex_enter(PyObject *self, PyObject *Py_UNUSED(a))
     return enter(self, mutex_lock_method(self, NULL));
 }
 
+/* `async with`: the way out is an operation too, but has been done already. Eats r; NULL if that is NULL. */
+static PyObject *aexit(PyObject *r)
+{
+    if (unlikely(r == NULL)) {
+        return NULL;
+    }
+    compat_drop_none();
+    return Py_NewRef((PyObject *)&done_op);
+}
+
 static PyObject *mutex_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    return aexit_done(mutex_unlock_method(self, NULL));
+    return aexit(mutex_unlock_method(self, NULL));
 }
 
 static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
@@ -907,7 +966,7 @@ static PyObject *reader_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_s
 static PyObject *reader_aexit(PyObject *self, PyObject *const *Py_UNUSED(a),
                               Py_ssize_t Py_UNUSED(n))
 {
-    return aexit_done(rw_runlock(((Reader *)self)->rw, NULL));
+    return aexit(rw_runlock(((Reader *)self)->rw, NULL));
 }
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
@@ -1262,7 +1321,7 @@ static PyObject *sem_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssiz
 
 static PyObject *sem_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    return aexit_done(sem_put((Sync *)self, 1));
+    return aexit(sem_put((Sync *)self, 1));
 }
 
 static PyObject *sem_repr(PyObject *self)
@@ -1308,6 +1367,5 @@ bool sema_module_init(PyObject *mod)
             return false;
         }
     }
-    done_op = done_op != NULL ? done_op : ready_new(Py_None);
-    return done_op != NULL && PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
+    return PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
 }

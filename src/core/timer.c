@@ -321,15 +321,10 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     if (!seconds_to_ns(seconds, "sleep()", &ns)) {
         return NULL;
     }
-    M *m = tls_m;
-    SleepOp *op = free_list_pop(m, FREE_SLEEP);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &SleepOp_Type);
-    }
-    else if ((op = PyObject_New(SleepOp, &SleepOp_Type)) == NULL) {
+    SleepOp *op = object_new(tls_m, FREE_SLEEP, &SleepOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     if (sharing()) {
         compat_share_new((PyObject *)op);
     }
@@ -454,12 +449,8 @@ static PyMethodDef sleep_methods[] = {{"close", sleep_close, METH_NOARGS, NULL},
 
 static void sleep_dealloc(PyObject *self)
 {
-    M *m = tls_m;
     WHO_CLEAR(((SleepOp *)self)->who);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SLEEP, self)) {
-        PyObject_Free(self);
-    }
+    object_free(tls_m, FREE_SLEEP, self);
 }
 
 static PyObject *sleep_repr(PyObject *self)

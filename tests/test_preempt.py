@@ -1,4 +1,4 @@
-"""Preemption: goroutines that compute, and never reach a scheduling point, share the Ps with all others."""
+"""Preemption: goroutines that compute, and reach no scheduling point, share the Ps with others."""
 
 import sys
 import threading
@@ -123,7 +123,7 @@ def test_a_timer_is_served_beside_loops(procs: int) -> None:
     assert gofer.run(main, procs=procs) < 20
 
 
-# --- The code that is stopped does not notice ------------------------------------------------------
+# --- The code that is stopped does not notice -----------------------------------------------------
 
 
 def fib(n: int) -> int:
@@ -157,7 +157,7 @@ def failing(n: int) -> int:
 
 
 def comprehend(n: int) -> int:
-    return len({str(i): [j for j in range(i % 7)] for i in range(n)})
+    return len({str(i): list(range(i % 7)) for i in range(n)})
 
 
 WORK = [
@@ -266,7 +266,7 @@ def test_code_that_is_traced_and_profiled_goes_on() -> None:
     assert calls > 5000
 
 
-# --- A stopped goroutine, seen from outside --------------------------------------------------------
+# --- A stopped goroutine, seen from outside -------------------------------------------------------
 
 
 @needs_monitoring
@@ -300,7 +300,7 @@ def test_cancelling_it_waits_for_its_next_operation() -> None:
     gofer.run(main, procs=1)
 
 
-# --- The end of the run ----------------------------------------------------------------------------
+# --- The end of the run ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
@@ -367,7 +367,7 @@ def test_the_second_ctrl_c_ends_an_endless_main() -> None:
     assert done.check() == "interrupted\n"
 
 
-# --- sys.monitoring belongs to others too ----------------------------------------------------------
+# --- sys.monitoring belongs to others too ---------------------------------------------------------
 
 
 @needs_monitoring
@@ -472,7 +472,7 @@ def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     gofer.run(main, procs=1)
 
 
-# --- C code ----------------------------------------------------------------------------------------
+# --- C code ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(not FREE_THREADED, reason="with the GIL a long call of C code stops everybody")

@@ -405,9 +405,7 @@ def test_other_tools_see_what_they_asked_for() -> None:
 
     monitoring.use_tool_id(monitoring.COVERAGE_ID, "coverage")
     try:
-        monitoring.register_callback(
-            monitoring.COVERAGE_ID, monitoring.events.PY_START, started
-        )
+        monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.PY_START, started)
         monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.PY_START)
 
         async def main() -> None:

@@ -10,6 +10,7 @@ from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 T = TypeVar("T")
 
+
 def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
 

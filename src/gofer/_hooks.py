@@ -54,7 +54,6 @@ __all__ = [
 TIMEOUT = 3  # as in src/core/context.c
 
 
-
 class Interrupted(Cancelled):
     """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
 

@@ -918,6 +918,11 @@ void g_drain(G *g)
 static _Thread_local G
     *scanning; /* what this thread looks at: a handler may look again meanwhile */
 
+bool g_scanning(void)
+{
+    return scanning != NULL;
+}
+
 /* Keep `g` from being run. False: it runs now, or it is dead. */
 static bool scan_begin(G *g)
 {

@@ -39,10 +39,11 @@ enum {
     STOPPED_MAX = 1000, /* threads that sleep in at_boundary() */
     WANTED_MAX = 64,    /* stopped in one go */
 };
-#define PROBE_NS    2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
-#define TRY_MIN_NS  4000000LL   /* between two tries: one may move on to other code each time ... */
-#define TRY_MAX_NS  32000000LL  /* ... or sit in C code for long */
-#define LOST_MAX_NS 256000000LL /* they sleep */
+#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+#define TRY_MIN_NS   4000000LL  /* between two tries: one may move on to other code each time ... */
+#define TRY_MAX_NS   32000000LL /* ... or sit in C code for long */
+#define LOST_MAX_NS  256000000LL /* they sleep */
 
 static pthread_t thread;
 static bool started;          /* sysmon only, until it has ended */
@@ -50,6 +51,8 @@ static _Atomic uint32_t work; /* counts up when there is some: what the thread s
 static _Atomic uint32_t stopping;
 static _Atomic bool unavailable; /* in this run */
 static _Atomic int32_t nwanted;  /* Ms with m->preempt set */
+
+static _Atomic bool disarm_asked; /* our thread has been woken to do it */
 
 static PyObject *monitoring;  /* sys.monitoring, once it was needed; owned for ever */
 static _Atomic int tool = -1; /* our id there; set by the thread before it arms anything */
@@ -142,7 +145,8 @@ static bool all_in_bytecode(void)
 static bool all_in_bytecode(void)
 {
     bool waits = true, in_c = false;
-    for (bool first = true; waits && !in_c && !atomic_load(&stopping); first = false) {
+    int64_t until = nanotime() + PROBE_MAX_NS;
+    for (bool first = true; waits && !in_c && nanotime() < until; first = false) {
         waits = false;
         lock(&sched.lock);
         for (M *m = NULL; (m = m_after(m)) != NULL;) {
@@ -174,16 +178,17 @@ static bool all_in_bytecode(void)
  * thread waits for the GIL. Without it our thread does it, since that stops the world. */
 static void disarm(PyObject *code)
 {
-#if HAVE_GIL
+    if (!HAVE_GIL) {
+        if (!atomic_exchange(&disarm_asked, true)) {
+            wake();
+        }
+        return;
+    }
     PyObject *r = PyObject_CallMethod(monitoring, "set_local_events", "iOi", tool, code, 0);
     if (r == NULL) {
         PyErr_WriteUnraisable(code);
     }
     Py_XDECREF(r);
-#else
-    (void)code;
-    wake();
-#endif
 }
 
 /* What the interpreter calls at a jump or return, and at the start, of code that is armed. */
@@ -196,7 +201,8 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
                 atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
                 /* it has not begun to wait, in code that drives a coroutine by hand */
                 atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
-                atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS;
+                /* nobody waits for it to have looked at his frames, with a P perhaps */
+                !g_scanning() && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS;
     if (stop) {
         preempt_forget(m);
     }
@@ -312,6 +318,9 @@ static int wanted(unsigned long *idents, bool *rest)
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
         uint8_t mark = atomic_load(&m->preempt);
+        if (mark != PREEMPT_NONE && atomic_load(&m->user) == USER_NONE) {
+            set_preempt(m, mark = PREEMPT_NONE); /* it was set a moment too late */
+        }
         if (mark == PREEMPT_NONE || n == WANTED_MAX) {
             continue;
         }
@@ -390,6 +399,7 @@ static int64_t look(PyThreadState *ts, int64_t pause)
         atomic_store(&preempt_arming, true);
         if (!arm_them) {
             disarm_all();
+            atomic_store(&disarm_asked, false);
         }
         else if (!arm_all(idents, n)) {
             atomic_store(&unavailable, true);
@@ -401,7 +411,7 @@ static int64_t look(PyThreadState *ts, int64_t pause)
         atomic_store(&preempt_arming, false);
         PyEval_SaveThread();
     }
-    if (!arm_them) {
+    if (n > 0 && !arm_them) {
         give_up();
     }
     int64_t limit = n > 0 ? TRY_MAX_NS : LOST_MAX_NS;

@@ -906,6 +906,7 @@ void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
+bool g_scanning(void);             /* this thread looks at the frames of another goroutine */
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
 int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1017,8 +1018,8 @@ def test_ctrl_c_reaches_a_plain_main(how: str) -> None:
         from gofer import block
 
         def main():
-            print("ready", flush=True)
             try:
+                print("ready", flush=True)
                 {how}
             finally:
                 block(gofer.sleep(0.001))
@@ -1030,6 +1031,12 @@ def test_ctrl_c_reaches_a_plain_main(how: str) -> None:
             print("interrupted")
         """)
     program.expect("ready")
+    # A signal just before time.sleep() would be noticed after it, as in any Python program.
+    main_thread = Path(f"/proc/{program.process.pid}/stat")
+    for _ in range(3):
+        while main_thread.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        time.sleep(0.05)
     program.interrupt()
     assert program.finish().check() == "cleaned up\ninterrupted\n"
 

@@ -182,20 +182,16 @@ static bool is_stuck(M *m) /* sched.lock */
 /* Take its P, if it has one. False: it is in the scheduler just now. */
 static bool take_p(M *m, P **taken) /* sched.lock */
 {
-    *taken = NULL;
-    for (int i = 0; i < sched.procs; i++) {
-        P *p = sched.allp[i];
-        uint64_t user = p_owner(m, P_USER);
-        if (atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
-            atomic_store(&p->slices, 0);
-            pidle_put(p);
-            *taken = p;
-            return true;
-        }
-        if (user >> 8 == (uint64_t)m->id) {
-            return false;
-        }
+    P *p = *taken = p_of(m);
+    uint64_t user = p_owner(m, P_USER);
+    if (p == NULL) {
+        return true;
     }
+    if (!atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
+        return false;
+    }
+    atomic_store(&p->slices, 0);
+    pidle_put(p);
     return true;
 }
 
@@ -796,7 +792,7 @@ static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
     M *m = tls_m;
     if (g->blocking++ == 0 && p_enter(m)) {
         slice_mark(m->p);
-        atomic_store(&m->in_syscall, true);
+        atomic_store(&m->in_syscall, SYSCALL_SAID);
         handoff_p(m);
     }
     Py_RETURN_NONE;
@@ -818,7 +814,7 @@ static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSE
     if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->plain) == PLAIN_ORPHAN) {
         Py_RETURN_NONE;
     }
-    atomic_store(&m->in_syscall, false);
+    atomic_store(&m->in_syscall, SYSCALL_NONE);
     if (get_idle_p(m)) {
         slice_begin(m);
     }

@@ -155,6 +155,12 @@ static inline int64_t coarse_nanotime(void)
     return ts.tv_sec * NS_PER_S + ts.tv_nsec;
 }
 
+static inline int64_t clock_ns(clockid_t clock) /* 0: it is gone */
+{
+    struct timespec ts;
+    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
+}
+
 static inline void cpu_pause(void)
 {
 #if defined(__x86_64__)
@@ -277,20 +283,23 @@ typedef struct {
     size_t n, cap;
 } Drops;
 
+/* SYSCALL_SAID: it is in blocking(). SYSCALL_SEEN: its thread did not run when somebody looked. */
+enum { SYSCALL_NONE, SYSCALL_SEEN, SYSCALL_SAID };
+
 /* PLAIN_ORPHAN: run() has returned, or is about to, without waiting for the function. */
 enum { PLAIN_NONE, PLAIN_RUNS, PLAIN_ORPHAN };
 
 struct M {
     int id;
     bool spinning;
-    uint8_t luck;             /* how often it may still linger */
-    bool on_idle_list;        /* sched.lock */
-    bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
-    bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
-    _Atomic bool in_syscall;  /* has no P, because its goroutine blocks */
-    _Atomic uint8_t plain;    /* whether it runs a plain function: one of PLAIN_... */
-    bool inherited;           /* curg got its slice from the G that readied it */
-    uint64_t id_next, id_end; /* block of goroutine ids */
+    uint8_t luck;               /* how often it may still linger */
+    bool on_idle_list;          /* sched.lock */
+    bool on_wired_list;         /* sched.lock: sleeps until its wired goroutine may run */
+    bool ends;                  /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
+    _Atomic uint8_t plain;      /* whether it runs a plain function: one of PLAIN_... */
+    bool inherited;             /* curg got its slice from the G that readied it */
+    uint64_t id_next, id_end;   /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -315,6 +324,8 @@ struct M {
     pthread_t thread;
     clockid_t cpu_clock; /* of the thread; both are set before it runs anything */
     int tid;             /* the kernel's number for it */
+    _Atomic int64_t seen_ns,
+        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -508,7 +519,7 @@ void park_wired(M *m,
                 G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
 void wait_for_p(M *m, G *g);       /* `g`, the current one, goes on when it has a P; it has none */
 M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
-bool has_p(const M *m);            /* sched.lock */
+P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
 void poller_look(int64_t when_ns); /* a timer for then has been added */

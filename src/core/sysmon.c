@@ -86,12 +86,6 @@ static struct {
 } seen[MAX_PROCS];
 static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
 
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec ts;
-    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
-}
-
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
@@ -122,16 +116,18 @@ static bool sleeps(const M *m)
 }
 
 /* The mark first: the M takes it back when it finds its P gone. */
-static bool take(P *p, M *m, uint64_t owner, bool blocked)
+static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t cpu)
 {
     if (owner >> 8 != (uint64_t)m->id) {
         return false; /* it has changed hands since we looked */
     }
-    atomic_store(&m->in_syscall, blocked);
+    atomic_store(&m->seen_ns, now);
+    atomic_store(&m->seen_cpu_ns, cpu);
+    atomic_store(&m->in_syscall, blocked ? SYSCALL_SEEN : SYSCALL_NONE);
     if (atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
         return true;
     }
-    atomic_store(&m->in_syscall, false);
+    atomic_store(&m->in_syscall, SYSCALL_NONE);
     return false;
 }
 
@@ -168,7 +164,7 @@ static int retake(int64_t now)
             bool due = blocked || now - seen[i].since_ns >= SLICE_NS;
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
             if ((due || fixed > 0) && fixed >= 0 && has_work(p, now) &&
-                take(p, m, owner, blocked)) {
+                take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
                 atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);

@@ -451,7 +451,7 @@ def test_a_change_loses_no_goroutine_and_no_timer(before: int, after: int) -> No
 
     async def main() -> int:
         rng = random.Random(before)
-        sleepers = [gofer.go(sleeper, rng.uniform(0.001, 0.1)) for _ in range(1000)]
+        sleepers = [gofer.go(sleeper, rng.uniform(0.3, 0.4)) for _ in range(1000)]
         await until(lambda: _core.counters()["timers"] >= 900)
         workers = [gofer.go(worker, i) for i in range(1000)]
         assert gofer.gomaxprocs(after) == before

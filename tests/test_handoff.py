@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -362,7 +362,7 @@ def test_hundreds_that_block_at_once_need_hundreds_of_threads(ps: int, n: int) -
 
     took, first, second = gofer.run(main, procs=ps)
     assert took < 0.5 + n * 0.004 * (10 if SANITIZED else 1)
-    assert n // 2 < first <= n + ps + 5
+    assert 100 < first <= n + ps + 5  # on a slow machine the first end before the last begin
     assert second <= max(first, n) + ps + 5  # used again, not piled up
 
 
@@ -703,6 +703,15 @@ def cpu_time() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.fixture
+def sysmon_as_usual() -> Iterator[None]:
+    """Even if GOFER_TEST_SYSMON_US keeps it awake in other tests."""
+    before = _core.set_sysmon(0)
+    yield
+    _core.set_sysmon(before)
+
+
+@pytest.mark.usefixtures("sysmon_as_usual")
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer's own work would be measured")
 @pytest.mark.parametrize("how", ["asleep", "plain asleep"])
 def test_an_idle_program_uses_no_cpu(ps: int, how: str) -> None:
@@ -726,6 +735,7 @@ def test_an_idle_program_uses_no_cpu(ps: int, how: str) -> None:
     assert switches < 2 * 20
 
 
+@pytest.mark.usefixtures("sysmon_as_usual")
 @pytest.mark.skipif(SANITIZED, reason="the sanitizer's own work would be measured")
 def test_a_program_that_waits_in_a_blocking_call_uses_little_cpu(ps: int) -> None:
     """sysmon has to look now and then, whether there is work for the P."""

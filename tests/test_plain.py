@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -1038,6 +1039,12 @@ def test_ctrl_c_reaches_a_plain_main(how: str) -> None:
             print("interrupted")
         """)
     program.expect("ready")
+    # A signal just before time.sleep() would be noticed after it, as in any Python program.
+    main_thread = Path(f"/proc/{program.process.pid}/stat")
+    for _ in range(3):
+        while main_thread.read_text().rpartition(")")[2].split()[0] != "S":
+            time.sleep(0.01)
+        time.sleep(0.05)
     program.interrupt()
     assert program.finish().check() == "cleaned up\ninterrupted\n"
 

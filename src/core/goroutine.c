@@ -1165,23 +1165,38 @@ static PyObject *get_created_at(PyObject *self, void *Py_UNUSED(c))
     return g_created_at((G *)self);
 }
 
-/* Its thread stands still, in user code: a call that blocks. Sysmon knows, or it said so itself. */
+/* Has its thread, which runs user code without a P, stood still since the last look? Too short a time says nothing:
+ * then as it was. */
+static bool stands_still(M *m) /* sched.lock */
+{
+    int64_t now = nanotime(), cpu = clock_ns(m->cpu_clock);
+    int64_t passed = now - atomic_load(&m->seen_ns), used = cpu - atomic_load(&m->seen_cpu_ns);
+    if (passed > NS_PER_S / 1000) {
+        atomic_store(&m->seen_ns, now);
+        atomic_store(&m->seen_cpu_ns, cpu);
+        uint8_t seen = SYSCALL_SEEN, none = SYSCALL_NONE; /* not SYSCALL_SAID */
+        if (used * 10 < passed) {
+            atomic_compare_exchange_strong(&m->in_syscall, &none, SYSCALL_SEEN);
+        }
+        else {
+            atomic_compare_exchange_strong(&m->in_syscall, &seen, SYSCALL_NONE);
+        }
+    }
+    return atomic_load(&m->in_syscall) != SYSCALL_NONE;
+}
+
+/* Is it in a call that blocks? It said so, or its thread does not run. If that has its P still, sysmon knows. */
 static bool in_syscall(G *g)
 {
     bool found = false;
     lock(&sched.lock);
     M *m = m_of(g);
     if (m != NULL && m != tls_m) {
-        found = atomic_load(&m->in_syscall);
-        for (int i = 0; !found && i < sched.procs; i++) {
-            P *p = sched.allp[i];
-            if (atomic_load(&p->owner) >> 8 == (uint64_t)m->id) {
-                uint32_t slices = atomic_load_explicit(&p->slices, memory_order_relaxed);
-                found = slices % 2 == 1 &&
-                        atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
-                break;
-            }
-        }
+        P *p = p_of(m);
+        uint32_t slices = p != NULL ? atomic_load_explicit(&p->slices, memory_order_relaxed) : 0;
+        found = p == NULL ? stands_still(m)
+                          : slices % 2 == 1 &&
+                                atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
     }
     unlock(&sched.lock);
     return found;

@@ -115,14 +115,14 @@ void drop_now(M *m)
 
 /* ---- Ps ---- */
 
-bool has_p(const M *m)
+P *p_of(const M *m)
 {
     for (int i = 0; i < sched.procs; i++) {
         if (atomic_load(&sched.allp[i]->owner) >> 8 == (uint64_t)m->id) {
-            return true;
+            return sched.allp[i];
         }
     }
-    return false;
+    return NULL;
 }
 
 static void p_give(P *p, M *m)
@@ -176,7 +176,7 @@ bool p_enter_slow(M *m)
         }
         if (owner != p_owner(m, P_STOPPED_U)) {
             m->p = NULL;
-            atomic_store_explicit(&m->in_syscall, false, memory_order_relaxed);
+            atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
             break;
         }
         Py_BEGIN_ALLOW_THREADS
@@ -1180,7 +1180,7 @@ static void execute(M *m, G *g, bool inherit)
         report_thread_limit();
     }
     /* From here on, what runs on this thread is its code. */
-    atomic_store_explicit(&m->in_syscall, false, memory_order_relaxed);
+    atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
         m_wire(m, g);

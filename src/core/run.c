@@ -269,20 +269,16 @@ static bool is_stuck(M *m, int64_t now) /* sched.lock */
 /* Take its P, if it has one. False: it is in the scheduler just now. */
 static bool take_p(M *m, P **taken) /* sched.lock */
 {
-    *taken = NULL;
-    for (int i = 0; i < sched.procs; i++) {
-        P *p = sched.allp[i];
-        uint64_t user = p_owner(m, P_USER);
-        if (atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
-            atomic_store(&p->slices, 0);
-            pidle_put(p);
-            *taken = p;
-            return true;
-        }
-        if (user >> 8 == (uint64_t)m->id) {
-            return false;
-        }
+    P *p = *taken = p_of(m);
+    uint64_t user = p_owner(m, P_USER);
+    if (p == NULL) {
+        return true;
     }
+    if (!atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
+        return false;
+    }
+    atomic_store(&p->slices, 0);
+    pidle_put(p);
     return true;
 }
 
@@ -922,7 +918,7 @@ static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
     if (g->blocking++ == 0) {
         slice_end(m);
         if (m->p != NULL) {
-            atomic_store(&m->in_syscall, true);
+            atomic_store(&m->in_syscall, SYSCALL_SAID);
             handoff_p(m);
         }
     }
@@ -945,7 +941,7 @@ static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSE
     if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN) {
         Py_RETURN_NONE;
     }
-    atomic_store(&m->in_syscall, false);
+    atomic_store(&m->in_syscall, SYSCALL_NONE);
     if (get_idle_p(m)) {
         slice_begin(m);
     }

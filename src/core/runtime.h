@@ -292,28 +292,32 @@ typedef struct {
     size_t n, cap;
 } Drops;
 
-/* Whether an M is in user code, for those who want to end it: see hurry() in run.c.
- *   USER_TELLING  somebody is about to have Cancelled raised in it
- *   USER_TOLD     that has been done; it is raised when the thread is at a bytecode boundary
- *   USER_ORPHAN   run() has returned, or is about to, without waiting for it */
+/* SYSCALL_SAID: it is in blocking(). SYSCALL_SEEN: its thread did not run when somebody looked. */
+enum { SYSCALL_NONE, SYSCALL_SEEN, SYSCALL_SAID };
+
 /* Whether the goroutine of an M shall be stopped (preempt.c).
  *   PREEMPT_LOST    when it computes: it does so without a P, or may after a blocking call
  *   PREEMPT_FAILED  could not be, so far; it will be tried again */
 enum { PREEMPT_NONE, PREEMPT_LOST, PREEMPT_ASKED, PREEMPT_FAILED };
+
+/* Whether an M is in user code, for those who want to end it: see hurry() in run.c.
+ *   USER_TELLING  somebody is about to have Cancelled raised in it
+ *   USER_TOLD     that has been done; it is raised when the thread is at a bytecode boundary
+ *   USER_ORPHAN   run() has returned, or is about to, without waiting for it */
 enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 
 struct M {
     int id;
     bool spinning;
-    uint8_t luck;             /* how often it may still linger */
-    bool on_idle_list;        /* sched.lock */
-    bool on_wired_list;       /* sched.lock: sleeps until its wired goroutine may run */
-    bool ends;                /* its goroutine ended in lock_os_thread(): so does the thread */
-    _Atomic bool in_syscall;  /* has no P, because its goroutine blocks */
-    _Atomic uint8_t user;     /* one of USER_... */
-    _Atomic uint8_t preempt;  /* whether its goroutine shall be stopped: one of PREEMPT_... */
-    bool inherited;           /* curg got its slice from the G that readied it */
-    uint64_t id_next, id_end; /* block of goroutine ids */
+    uint8_t luck;               /* how often it may still linger */
+    bool on_idle_list;          /* sched.lock */
+    bool on_wired_list;         /* sched.lock: sleeps until its wired goroutine may run */
+    bool ends;                  /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
+    _Atomic uint8_t user;       /* one of USER_... */
+    _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
+    bool inherited;             /* curg got its slice from the G that readied it */
+    uint64_t id_next, id_end;   /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -336,7 +340,9 @@ struct M {
     _Atomic int64_t gbegun, gended;   /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock;                /* of the thread; set before it runs anything */
+    clockid_t cpu_clock; /* of the thread; set before it runs anything */
+    _Atomic int64_t seen_ns,
+        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
     int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
     int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
 };
@@ -618,7 +624,7 @@ void park_wired(M *m,
 void wait_for_p(M *m, G *g);       /* `g`, the current one, goes on when it has a P; it has none */
 void park_stopped(M *m, G *g);     /* ... or had one for long enough; P in P_USER */
 M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
-bool has_p(const M *m);            /* sched.lock */
+P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
 void poller_look(int64_t when_ns); /* a timer for then has been added */

@@ -132,16 +132,18 @@ static bool has_had_enough(int i, M *m, int64_t now)
 }
 
 /* The mark first: the M takes it back when it finds its P gone. */
-static bool take(P *p, M *m, uint64_t owner, bool blocked)
+static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t cpu)
 {
     if (owner >> 8 != (uint64_t)m->id) {
         return false; /* it has changed hands since we looked */
     }
-    atomic_store(&m->in_syscall, blocked);
+    atomic_store(&m->seen_ns, now);
+    atomic_store(&m->seen_cpu_ns, cpu);
+    atomic_store(&m->in_syscall, blocked ? SYSCALL_SEEN : SYSCALL_NONE);
     if (atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
         return true;
     }
-    atomic_store(&m->in_syscall, false);
+    atomic_store(&m->in_syscall, SYSCALL_NONE);
     return false;
 }
 
@@ -171,7 +173,8 @@ static int retake(int64_t now)
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
             if (fixed >= 0 && has_work(p, now) &&
-                (fixed > 0 || blocked || has_had_enough(i, m, now)) && take(p, m, owner, blocked)) {
+                (fixed > 0 || blocked || has_had_enough(i, m, now)) &&
+                take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
                 atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);

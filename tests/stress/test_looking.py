@@ -34,7 +34,7 @@ def look_at(g: gofer.Goroutine[Any]) -> None:
     names = [frame.name for frame in g.stack()]
     assert set(names) <= KNOWN, names
     assert names[:1] in ([], ["outer"], ["give"], ["main"], ["wait_for"])
-    assert g.state in ("runnable", "running", "waiting", "dead")
+    assert g.state in ("runnable", "running", "waiting", "syscall", "dead")
     assert g.wait_reason in (None, "", "sleep", "goroutine wait")
     assert repr(g).startswith(f"<Goroutine {g.id} ")
     assert isinstance(g.done(), bool)

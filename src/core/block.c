@@ -279,6 +279,11 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
             error_orphan("block()");
             return NULL;
         }
+        if (atomic_load(&m->user) == USER_NONE) {
+            PyErr_SetString(PyExc_RuntimeError, "block() in a destructor or signal handler that "
+                                                "runs while its goroutine waits already");
+            return NULL;
+        }
         PyObject *iter = as_iterator(obj, timeout);
         return iter != NULL ? block_plain(m, iter) : NULL;
     }

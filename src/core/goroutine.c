@@ -95,8 +95,7 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-/* The M of this thread, NULL if it has none, or if it only finishes a function that run() did not wait for. */
-static M *own_m(void)
+M *own_m(void)
 {
     M *m = tls_m;
     bool orphan = m != NULL && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN;
@@ -1015,12 +1014,16 @@ static void g_leaked(G *g)
     /* Its clean-up runs here, in the middle of somebody else's slice: it must not await in his name. */
     M *m = tls_m;
     G *current = m != NULL ? m->curg : NULL;
+    bool user = current != NULL && user_leave(m); /* nor hear of the end of the run in his place */
     if (m != NULL) {
-        m->curg = NULL;
+        __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     }
     PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
     if (m != NULL) {
-        m->curg = current;
+        __atomic_store_n(&m->curg, current, __ATOMIC_RELAXED);
+    }
+    if (user) {
+        atomic_store(&m->user, USER_RUNS);
     }
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);

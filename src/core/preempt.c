@@ -30,6 +30,11 @@ void preempt_lost(M *Py_UNUSED(m)) {}
 void preempt_forget(M *Py_UNUSED(m)) {}
 void preempt_stop(void) {}
 
+int preempt_threads(void)
+{
+    return 0;
+}
+
 #else
 
 #include <sys/prctl.h>
@@ -46,7 +51,7 @@ enum {
 #define LOST_MAX_NS  256000000LL /* they sleep */
 
 static pthread_t thread;
-static bool started;          /* sysmon only, until it has ended */
+static _Atomic bool started;  /* sysmon's to write, until it has ended */
 static _Atomic uint32_t work; /* counts up when there is some: what the thread sleeps on */
 static _Atomic uint32_t stopping;
 static _Atomic bool unavailable; /* in this run */
@@ -140,6 +145,24 @@ static bool all_in_bytecode(void)
 
 #else
 
+/* Ask those in the list, or look whether they are still to come. */
+static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
+{
+    for (; m != NULL; m = m->all_next) {
+        if (m->ts == NULL || atomic_load(&m->user) == USER_NONE || compat_detached(m->ts)) {
+            continue;
+        }
+        if (ask) {
+            m->probe_cpu_ns = clock_ns(m->cpu_clock);
+            compat_probe(m->ts);
+        }
+        if (compat_probe_waits(m->ts)) {
+            *waits = true;
+            *in_c |= clock_ns(m->cpu_clock) - m->probe_cpu_ns > PROBE_NS;
+        }
+    }
+}
+
 /* Have each thread that is attached to Python do something at its next boundary, and see whether it does, soon.
  * (Of threads that are no Ms we know nothing.) Detached. */
 static bool all_in_bytecode(void)
@@ -149,19 +172,9 @@ static bool all_in_bytecode(void)
     for (bool first = true; waits && !in_c && nanotime() < until; first = false) {
         waits = false;
         lock(&sched.lock);
-        for (M *m = NULL; (m = m_after(m)) != NULL;) {
-            if (m->ts == NULL || atomic_load(&m->user) == USER_NONE) {
-                continue;
-            }
-            if (first) {
-                m->probe_cpu_ns = clock_ns(m->cpu_clock);
-                compat_probe(m->ts);
-            }
-            if (compat_probe_waits(m->ts)) {
-                waits = true;
-                in_c |= clock_ns(m->cpu_clock) - m->probe_cpu_ns > PROBE_NS;
-            }
-        }
+        probe(sched.m0, first, &waits, &in_c); /* which is in no list */
+        probe(sched.allm, first, &waits, &in_c);
+        probe(sched.orphans, first, &waits, &in_c);
         unlock(&sched.lock);
         if (waits) {
             usleep(first ? 10 : 50);
@@ -197,7 +210,7 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
 {
     M *m = tls_m;
     G *g = m != NULL ? m->curg : NULL;
-    bool stop = g != NULL &&
+    bool stop = g != NULL && !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
                 atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
                 /* it has not begun to wait, in code that drives a coroutine by hand */
                 atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
@@ -213,6 +226,10 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
         atomic_fetch_add(&preempt_stopped, 1);
         park_stopped(m, g);
         atomic_fetch_sub(&preempt_stopped, 1);
+        if (unlikely(atomic_load(&sched.aborted))) {
+            PyErr_SetNone(hooks.Cancelled); /* in the code that we have stopped */
+            return NULL;
+        }
     }
     Py_RETURN_NONE;
 }
@@ -277,6 +294,7 @@ static bool monitoring_start(void)
 
 static void disarm_all(void)
 {
+    atomic_store(&preempt_arming, true);
     for (Py_ssize_t i = PyList_GET_SIZE(armed); i-- > 0;) {
         PyObject *r = PyObject_CallMethod(monitoring, "set_local_events", "iOi", tool,
                                           PyList_GET_ITEM(armed, i), 0);
@@ -285,6 +303,7 @@ static void disarm_all(void)
         }
         Py_XDECREF(r);
     }
+    atomic_store(&preempt_arming, false);
     if (PyList_SetSlice(armed, 0, PY_SSIZE_T_MAX, NULL) < 0) {
         PyErr_WriteUnraisable(NULL);
     }
@@ -366,13 +385,15 @@ static bool arm_all(const unsigned long *idents, int n)
     if (PyList_GET_SIZE(armed) > WANTED_MAX) {
         disarm_all();
     }
+    atomic_store(&preempt_arming, true);
     PyObject *current_frames = PySys_GetObject("_current_frames"); /* borrowed */
     PyObject *frames = current_frames != NULL ? PyObject_CallNoArgs(current_frames) : NULL;
     bool ok = frames != NULL;
     for (int i = 0; ok && i < n; i++) {
         ok = arm(frames, idents[i]);
     }
-    Py_XDECREF(frames);
+    atomic_store(&preempt_arming, false);
+    Py_XDECREF(frames); /* what has returned meanwhile is freed here, and may block */
     return ok;
 }
 
@@ -396,7 +417,6 @@ static int64_t look(PyThreadState *ts, int64_t pause)
     bool arm_them = n > 0 && all_in_bytecode();
     if (arm_them || (atomic_load(&nwanted) <= 0 && armed != NULL && PyList_GET_SIZE(armed) > 0)) {
         PyEval_RestoreThread(ts);
-        atomic_store(&preempt_arming, true);
         if (!arm_them) {
             disarm_all();
             atomic_store(&disarm_asked, false);
@@ -408,7 +428,6 @@ static int64_t look(PyThreadState *ts, int64_t pause)
                 PyErr_WriteUnraisable(NULL);
             }
         }
-        atomic_store(&preempt_arming, false);
         PyEval_SaveThread();
     }
     if (n > 0 && !arm_them) {
@@ -435,10 +454,19 @@ static void *preemptor(void *Py_UNUSED(arg))
         word_wait(&work, seen, pause == TIME_NEVER ? TIME_NEVER : nanotime() + pause);
         pause = pause == TIME_NEVER ? TRY_MIN_NS : pause;
     }
+    /* A thread in C code, that run() does not wait for, would hold us up: then the next run does it, or inherits it. */
+    bool may = all_in_bytecode();
     PyEval_RestoreThread(ts);
-    monitoring_stop();
+    if (may) {
+        monitoring_stop();
+    }
     PyGILState_Release(gil);
     return NULL;
+}
+
+int preempt_threads(void)
+{
+    return atomic_load(&started);
 }
 
 void preempt_stop(void)

@@ -310,6 +310,12 @@ void m_unlink(M *m)
     *at = m->all_next;
 }
 
+void m_free(M *m)
+{
+    preempt_forget(m); /* sysmon may have asked a moment too late */
+    PyMem_RawFree(m);
+}
+
 void reap_dead_ms(void)
 {
     lock(&sched.lock);
@@ -321,7 +327,7 @@ void reap_dead_ms(void)
         if (atomic_load(&m->user) != USER_ORPHAN) { /* that has been detached */
             pthread_join(m->thread, NULL);
         }
-        PyMem_RawFree(m);
+        m_free(m);
         m = next;
     }
 }
@@ -439,14 +445,6 @@ void poller_look(int64_t when_ns)
     }
 }
 
-void wake_m0(void)
-{
-    if (sched.m0->on_idle_list) {
-        idle_m_remove(sched.m0);
-        note_wake(&sched.m0->note);
-    }
-}
-
 static void wired_m_remove(M *m) /* sched.lock */
 {
     if (m->idle_prev != NULL) {
@@ -460,6 +458,19 @@ static void wired_m_remove(M *m) /* sched.lock */
     }
     m->on_wired_list = false;
     sched.nmwired--;
+}
+
+void wake_m0(void)
+{
+    M *m0 = sched.m0;
+    if (m0->on_idle_list) {
+        idle_m_remove(m0);
+        note_wake(&m0->note);
+    }
+    else if (m0->on_wired_list) { /* it runs the handlers and sleeps again */
+        wired_m_remove(m0);
+        note_wake(&m0->note);
+    }
 }
 
 void wake_all_ms(void)
@@ -1205,10 +1216,8 @@ static void execute(M *m, G *g, bool inherit)
         value = compat_take_exception();
         end = classify(value);
     }
-    if (likely(!atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
-        atomic_store_explicit(&m->user, USER_NONE, memory_order_relaxed);
-    }
-    else if (!user_leave(m)) {
+    uint8_t runs = USER_RUNS;
+    if (unlikely(!atomic_compare_exchange_strong(&m->user, &runs, USER_NONE)) && !user_leave(m)) {
         Py_XDECREF(value);
         orphan_end(m, g);
         return;
@@ -1574,7 +1583,8 @@ void schedule(M *m)
         if (unlikely(g->plain && m == sched.m0 && g != sched.main_g) && hand_to_other(m, g)) {
             continue;
         }
-        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam) && give_to_m0(m, g)) {
+        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam && m->wired != g) &&
+            give_to_m0(m, g)) {
             continue;
         }
         execute(m, g, inherit);

@@ -459,7 +459,7 @@ int64_t check_dead(void)
 /* ---- what an aborted run leaves behind ---- */
 
 /* `g` is in our hands, but a foreign thread may look at its frames. */
-static void await_scan(G *g)
+static bool await_scan(G *g)
 {
     uint32_t s = atomic_fetch_or(&g->state, G_NOTIFIED) | G_NOTIFIED; /* see give_way_to_scan */
     do {
@@ -469,7 +469,11 @@ static void await_scan(G *g)
             Py_END_ALLOW_THREADS
             s = atomic_load(&g->state);
         }
+        if ((s & G_STATE) != G_RUNNABLE) {
+            return false;
+        }
     } while (!atomic_compare_exchange_strong(&g->state, &s, (s & G_MARKS) | G_RUNNING));
+    return true;
 }
 
 static void close_g(M *m,
@@ -486,6 +490,17 @@ static void close_g(M *m,
     Py_DECREF(g);
 }
 
+/* From a run queue; eats the reference. One that is wired its thread ends, which goes on without a P. */
+static void bury(M *m, G *g)
+{
+    if (atomic_load(&g->wired) == NULL && await_scan(g)) {
+        close_g(m, g);
+    }
+    else {
+        Py_DECREF(g);
+    }
+}
+
 /* Only goroutines of Ms that are stuck in user code are spared: they are G_RUNNING. */
 static void bury_the_rest(M *m)
 {
@@ -495,8 +510,7 @@ static void bury_the_rest(M *m)
         for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
             bool inherit;
             for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL; found = true) {
-                await_scan(g);
-                close_g(m, g);
+                bury(m, g);
             }
         }
         for (;;) {
@@ -507,8 +521,7 @@ static void bury_the_rest(M *m)
             if (g == NULL) {
                 break;
             }
-            await_scan(g);
-            close_g(m, g);
+            bury(m, g);
             found = true;
         }
         Py_ssize_t n;
@@ -567,7 +580,7 @@ static bool join_ms(int64_t patience_ns)
         sched.allm = m->all_next;
         g_count_fold(m);
         unlock(&sched.lock);
-        PyMem_RawFree(m);
+        m_free(m);
     }
     return true;
 }
@@ -644,7 +657,7 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     lock(&sched.lock);
     sched.m0 = NULL;
     unlock(&sched.lock);
-    PyMem_RawFree(m);
+    m_free(m);
     atomic_store(&sched.running,
                  RUN_STARTING); /* block() looks at this when it is on the list ... */
     block_interrupt_all();      /* ... and the next run's shall not be hit */
@@ -839,7 +852,7 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(tls_m, Py_NewRef(coro), NULL, 0, true);
+    G *g = g_new(own_m(), Py_NewRef(coro), NULL, 0, true);
     if (g == NULL) {
         return NULL;
     }
@@ -915,6 +928,9 @@ static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         return NULL;
     }
     M *m = tls_m;
+    if (check_forked()) {
+        return NULL;
+    }
     if (g->blocking++ == 0) {
         slice_end(m);
         if (m->p != NULL) {
@@ -938,7 +954,8 @@ static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSE
         PyErr_SetString(PyExc_RuntimeError, "the block of blocking() has been left already");
         return NULL;
     }
-    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN) {
+    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN ||
+        atomic_load(&sched.forked)) {
         Py_RETURN_NONE;
     }
     atomic_store(&m->in_syscall, SYSCALL_NONE);
@@ -1090,6 +1107,8 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         count_live(sched.m0, n);
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
+    int helpers =
+        1 + preempt_threads() + (atomic_load(&sched.draining) ? orphans() : 0); /* 1: sysmon */
     unlock(&sched.lock);
     uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
     for (int i = 0; i < sched.procs; i++) {
@@ -1103,14 +1122,14 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         preempts += atomic_load(&p->npreempt);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsKsisisisisi}", "goroutines", (long long)n[LIVE_G],
+    return Py_BuildValue("{sLsLsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G],
                          "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
                          "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
                          "spills", (unsigned long long)spills, "handoffs",
                          (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
-                         "stopped_threads", (int)atomic_load(&preempt_stopped), "threads", threads,
-                         "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
-                         "ring_size", (int)RING_SIZE);
+                         "stopped_threads", (int)atomic_load(&preempt_stopped), "helper_threads",
+                         helpers, "threads", threads, "idle_threads", idle, "global_queue",
+                         (int)atomic_load(&sched.runq_size), "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {

@@ -641,8 +641,9 @@ M *m_new(void);                             /* NULL: no memory */
 void m_set_thread(M *m);                    /* on its thread */
 bool m_init(M *m, PyThreadState *ts);       /* attached */
 void m_fini(M *m);                          /* attached */
-void wake_all_ms(void);                     /* sched.lock */
-void wake_m0(void);                         /* sched.lock */
+void m_free(M *m);
+void wake_all_ms(void); /* sched.lock */
+void wake_m0(void);     /* sched.lock */
 uint32_t m_random(M *m);
 
 /* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
@@ -912,7 +913,9 @@ void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
-bool g_scanning(void);             /* this thread looks at the frames of another goroutine */
+bool g_scanning(void); /* this thread looks at the frames of another goroutine */
+M *own_m(
+    void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
 int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
@@ -964,6 +967,7 @@ bool preempt_ask(M *m);    /* by sysmon: stop its goroutine soon. False: it cann
 void preempt_lost(M *m);   /* by sysmon: it has no P any more */
 void preempt_forget(M *m); /* its goroutine has reached a scheduling point, or has been stopped */
 void preempt_stop(void);   /* after sysmon_stop, detached */
+int preempt_threads(void);
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */

@@ -89,7 +89,9 @@ static struct {
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
-    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
+    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
+           /* somebody must be idle to hurry() the others */
+           (atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0);
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may

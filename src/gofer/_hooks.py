@@ -57,9 +57,10 @@ TIMEOUT = 3  # as in src/core/context.c
 class Interrupted(Cancelled):
     """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
 
-    def __new__(cls) -> Cancelled:  # type: ignore[misc]
+    def __new__(cls, made: Cancelled | None = None) -> Cancelled:  # type: ignore[misc]
+        # Python 3.11 calls this once more with what it has made already.
         _core.interrupted()
-        return Cancelled()
+        return made if made is not None else Cancelled()
 
 
 # A deadlock of a million goroutines is told by its first ones.
@@ -235,8 +236,8 @@ def foreign_threads(main_ident: int) -> bool:
 
 def _native_threads() -> bool:
     """Whether this process has threads that are neither ours nor, at the moment, Python's."""
-    ours = _core.counters()["threads"] + 1  # sysmon
-    return len(os.listdir("/proc/self/task")) > ours
+    counters = _core.counters()
+    return len(os.listdir("/proc/self/task")) > counters["threads"] + counters["helper_threads"]
 
 
 def foreign_await(obj: object) -> TypeError:

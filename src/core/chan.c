@@ -462,9 +462,9 @@ static bool chanop_take_back(ChanOp *op)
 }
 
 /* Somebody else will let go of the value. */
-static inline void share_value(ChanOp *op)
+static inline void share_value(ChanOp *op) /* the channel's lock: another may await it too */
 {
-    if (op->kind == CHAN_SEND && sharing() && op->value != NULL) {
+    if (op->kind == CHAN_SEND && sharing() && op_state(op) == OP_NEW && op->value != NULL) {
         compat_share(op->value);
     }
 }
@@ -483,8 +483,8 @@ static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
             atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
             return PYGEN_ERROR;
         }
-        share_value(op);
         obj_lock(&op->ch->lock);
+        share_value(op);
         return chanop_begin(m, g, op, result);
     }
     if (unlikely(op->waiter != g)) {
@@ -509,8 +509,8 @@ static inline PySendResult chanop_step(M *m, ChanOp *op, PyObject **result)
         return chanop_step_slow(m, op, result);
     }
     Chan *ch = op->ch;
-    share_value(op);
     obj_lock(&ch->lock);
+    share_value(op);
     if (unlikely(op_state(op) != OP_NEW || (*result = take_or_put(ch, op)) == NULL)) {
         return chanop_begin(m, m->curg, op, result);
     }

@@ -587,6 +587,8 @@ static void refuse_go(M *m)
 PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames)
 {
+    bool for_caller = go_for_caller, begins = go_begins;
+    go_for_caller = go_begins = false; /* not for what the calls below may start */
     if (nargs < 1) {
         PyErr_SetString(PyExc_TypeError, "go() needs a function or a coroutine object");
         return NULL;
@@ -706,7 +708,10 @@ done:
         name = own_name = name_of(fn);
     }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
+    go_for_caller = for_caller;
+    go_begins = begins;
     G *g = g_new(m, coro, name, put_off, false);
+    go_for_caller = go_begins = false;
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
@@ -731,18 +736,14 @@ done:
 PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
-    PyObject *g = core_go(mod, args, nargs, kwnames);
-    go_for_caller = false;
-    return g;
+    return core_go(mod, args, nargs, kwnames);
 }
 
 /* The same for a function of ours around the caller's, which has to clean up: it always begins. */
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_begins = true;
-    PyObject *g = core_go_for(mod, args, nargs, kwnames);
-    go_begins = false;
-    return g;
+    return core_go_for(mod, args, nargs, kwnames);
 }
 
 /* ---- callbacks: goroutines asked for now and started later ---- */

@@ -64,6 +64,7 @@ bool op_slice_over_slow(M *m)
 {
     P *p = m->p; /* somebody may have taken it: then this only looks at a clock that is not ours */
     if (p == NULL) {
+        m->ops_left = 0;
         return true;
     }
     int64_t now = coarse_nanotime();
@@ -120,8 +121,10 @@ void op_stop_with(M *m, PyObject *value)
 {
     PyObject *stop = m != NULL ? m->stop : NULL;
     if (likely(stop != NULL && stop_reusable(stop))) {
-        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+        PyObject *last = ((PyStopIterationObject *)stop)->value;
+        ((PyStopIterationObject *)stop)->value = value;
         compat_raise_in(m->ts, Py_NewRef(stop));
+        Py_XDECREF(last); /* now: its destructor may await, and then finds `stop` in use */
         return;
     }
     stop = PyObject_CallNoArgs(PyExc_StopIteration); /* as an argument it would be in `args`, too */
@@ -590,7 +593,7 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     M *m = tls_m;
     *result = NULL;
     JoinOp *prev = atomic_load_explicit(&op->prev, memory_order_acquire);
-    G *g = op_begin(m, self, prev == JOIN_DONE ? OP_DONE : OP_NEW);
+    G *g = op_begin(m, self, prev == JOIN_DONE || op->target == NULL ? OP_DONE : OP_NEW);
     if (g == NULL) {
         return PYGEN_ERROR;
     }

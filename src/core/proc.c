@@ -284,12 +284,12 @@ bool m_init(M *m, PyThreadState *ts)
 void m_fini(M *m)
 {
     drop_now(m);
-    free_lists_clear(m);
-    Py_CLEAR(m->stop);
+    Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
         PyContext_Exit(m->context);
         Py_CLEAR(m->context);
     }
+    free_lists_clear(m); /* last: what these let go of comes to them */
     tls_m = NULL;
     lock(&sched.lock);
     m->ts = NULL;
@@ -551,6 +551,7 @@ static void stop_m(M *m)
     }
     if (unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
         int64_t again = hurry(m);
+        drop_now(m); /* who waits for those that it has declared dead */
         until = again < until ? again : until;
     }
 
@@ -744,6 +745,9 @@ void park_wired(M *m, G *g)
     if (!user_leave(m)) {
         return; /* an orphan: whatever it waits for raises */
     }
+    if (m->stop != NULL) {
+        op_drop_stop_value(m);
+    }
     slice_end(m);
     uint32_t s = atomic_load(&g->state);
     bool requeue, yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
@@ -932,6 +936,9 @@ void start_g(G *g, bool next)
 bool goready(M *m, G *g, bool next)
 {
     uint32_t s = atomic_load(&g->state);
+    if (unlikely(compat_is_garbage((PyObject *)g))) {
+        return false; /* woken by a finalizer of its own cycle: the collector ends it, too */
+    }
     for (;;) {
         uint32_t state = s & G_STATE, to;
         if (state == G_WAITING && !(s & G_SCAN)) {

@@ -413,6 +413,7 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
         wake_now(m, &wake);
         return op_suspend(g, sel->reason, result);
     }
+    wake_now(m, &wake);
     /* Decided before we could wait, or out of memory (then a value that arrived is delivered all the same). */
     if (winner == NULL && decide(sel, (PyObject *)sel)) {
         Py_CLEAR(sel->g);

@@ -181,7 +181,11 @@ static void wake_all(Woken *w)
 
 static void mutex_wake_one(Sync *s, Woken *woken)
 {
-    if (s->locked || s->woken || first(&s->queue, woken) == NULL) {
+    if (s->locked || s->woken) {
+        return;
+    }
+    if (first(&s->queue, woken) == NULL) {
+        s->starving = false; /* those it was for are gone */
         return;
     }
     if (s->starving) { /* hand it over */
@@ -599,11 +603,18 @@ static PyObject *syncop_next(PyObject *self)
     return op_tell(m, r, value);
 }
 
+static PyObject *give_back(SyncOp *op);
+
 static PyObject *syncop_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     SyncOp *op = (SyncOp *)self;
     if (op_closed_by_hand(op->waiter)) {
         syncop_take_back(op);
+    }
+    uint8_t fired = OP_FIRED;
+    if (!op->relocks && op->waiter != NULL &&
+        atomic_compare_exchange_strong(&op->state, &fired, OP_DONE)) {
+        return give_back(op); /* nobody will hear that it was granted */
     }
     if (op->kind == COND_WAIT && op->waiter != NULL) { /* what follows will unlock the mutex */
         Sync *mu = (Sync *)op->obj->mu;
@@ -1357,6 +1368,22 @@ static PyTypeObject Semaphore_Type = {
     .tp_repr = sem_repr,
     .tp_methods = sem_methods,
 };
+
+static PyObject *give_back(SyncOp *op)
+{
+    PyObject *obj = (PyObject *)op->obj;
+    switch (op->kind) {
+    case MUTEX_LOCK:
+    case RW_LOCK:
+        return mutex_unlock_method(obj, NULL);
+    case RW_RLOCK:
+        return rw_runlock(obj, NULL);
+    case SEM_ACQUIRE:
+        return sem_put(op->obj, op->n);
+    default:
+        Py_RETURN_NONE;
+    }
+}
 
 bool sema_module_init(PyObject *mod)
 {

@@ -86,12 +86,17 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
+/* Main has ended, and somebody must be idle to hurry() the others. */
+static bool nobody_hurries(void)
+{
+    return atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0;
+}
+
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
-           /* somebody must be idle to hurry() the others */
-           (atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0);
+           nobody_hurries();
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
@@ -198,7 +203,7 @@ static int retake(int64_t now)
 static bool fall_asleep(void)
 {
     lock(&sched.lock);
-    bool idle = atomic_load(&sched.npidle) == sched.procs;
+    bool idle = atomic_load(&sched.npidle) == sched.procs && !atomic_load(&sched.draining);
     atomic_store(&sched.sysmon_asleep, idle);
     unlock(&sched.lock);
     return idle;
@@ -222,6 +227,9 @@ static void *sysmon(void *Py_UNUSED(arg))
                 }
             }
             next = next_refresh < next ? next_refresh : next;
+        }
+        if (nobody_hurries()) {
+            start_m(false); /* if there is an idle P; else retake() sees to it */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now) > 0) {

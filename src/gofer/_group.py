@@ -15,11 +15,6 @@ def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
 
 
-async def _begin(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    await _core.sleep(0)  # it may have been cancelled before it began, or before its turn came
-    return await _call(fn, *args, **kwargs)
-
-
 class Group:
     """Goroutines that end together, and whose failures nobody can miss.
 
@@ -104,19 +99,25 @@ class Group:
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        # For good, and without an edge where the end of the context would be quiet: one that is
+        # cancelled shall say so. (go() may have been called by one who is not in the context.)
+        await self.context.__aenter__()
+        if self._permits is None:
+            return await self._call(fn, args, kwargs)
+        async with self._permits:
+            return await self._call(fn, args, kwargs)
+
+    async def _call(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         me = _core.current()
         assert me is not None
         try:
-            # For good, and without an edge where the end of the context would be quiet: one that is
-            # cancelled shall say so. (go() may have been called by one who is not in the context.)
-            await self.context.__aenter__()
-            if self._permits is None:
-                return await _begin(fn, args, kwargs)
-            async with self._permits:
-                return await _begin(fn, args, kwargs)
+            await _core.sleep(0)  # it may have been cancelled before it began, or before its turn
+            return await _call(fn, *args, **kwargs)
         except (Cancelled, GoExit):
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # before the next gets its turn
             self._failed.append(me)
             self.context.cancel(exc)
             raise

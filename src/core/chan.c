@@ -415,11 +415,11 @@ static SLOW PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
+    op->waiter = g; /* before the state says that it is somebody's: another may look right now */
     if (!chan_try(ch, op, &wake, &now_ns)) {
         if (sharing()) {
             compat_share((PyObject *)op); /* others will see it from here on */
         }
-        op->waiter = g;
         op->who = who_g(g);
         bool waits = chan_enqueue(m, ch, op);
         obj_unlock(&ch->lock);
@@ -434,7 +434,6 @@ static SLOW PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
     obj_unlock(&ch->lock);
     wake_now(m, &wake);
     if (op_slice_over(m)) {
-        op->waiter = g;
         return op_yield(g, result);
     }
     return chanop_finish(m, op, result);

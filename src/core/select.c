@@ -395,8 +395,8 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
         wake_now(m, &wake);
         atomic_store(&sel->winner, index >= 0 ? sel->cases[index] : (PyObject *)sel);
         if (op_slice_over(m)) {
+            sel->waiter = g; /* first: another may look right now */
             sel->state = OP_FIRED;
-            sel->waiter = g;
             return op_yield(g, result);
         }
         return finish(sel, result);

@@ -20,10 +20,11 @@ typedef enum { MUTEX_LOCK, RW_LOCK, RW_RLOCK, WG_WAIT, COND_WAIT, SEM_ACQUIRE } 
 typedef struct {
     PyObject_HEAD
     ObjLock lock;
-    bool locked;           /* Mutex, RWMutex: by a writer */
+    uint8_t inherited;     /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
+    _Alignas(4)            /* compilers look at all three at once, and not at the lock beside them */
+        bool locked;       /* Mutex, RWMutex: by a writer */
     bool woken;            /* Mutex: somebody is on its way to try again */
     bool starving;         /* Mutex: handed over, no barging */
-    uint32_t inherited;    /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */
@@ -399,11 +400,11 @@ static SLOW PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
+    op->waiter = g; /* before the state says that it is somebody's: another may look right now */
     if (try_now(op)) {
         op_set_state(op, OP_FIRED);
         obj_unlock(&s->lock);
         if (op_slice_over(m)) {
-            op->waiter = g;
             return op_yield(g, result);
         }
         return syncop_done(m, op, g, result);
@@ -495,11 +496,11 @@ static bool inherit(SyncOp *op)
         return false;
     }
     obj_lock(&s->lock);
-    bool ours = op_state(op) == OP_WAITING && s->inherited != now;
+    bool ours = op_state(op) == OP_WAITING && s->inherited != (uint8_t)now;
     if (ours) {
         dequeue(op);
         op_set_state(op, OP_FIRED);
-        s->inherited = now;
+        s->inherited = (uint8_t)now;
         s->locked = true;
         s->starving = s->starving && s->queue != NULL;
         add(s, -get(s)); /* RWMutex: of readers */

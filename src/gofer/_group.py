@@ -99,30 +99,25 @@ class Group:
     async def _member(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        me = _core.current()
-        assert me is not None
         # For good, and without an edge where the end of the context would be quiet: one that is
         # cancelled shall say so. (go() may have been called by one who is not in the context.)
         await self.context.__aenter__()
         if self._permits is None:
-            return await self._call(me, fn, args, kwargs)
+            return await self._call(fn, args, kwargs)
         async with self._permits:
-            return await self._call(me, fn, args, kwargs)
+            return await self._call(fn, args, kwargs)
 
     async def _call(
-        self,
-        me: _core.Goroutine[Any],
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """With a permit, which nobody else gets before a failure has cancelled all the others."""
+        me = _core.current()
+        assert me is not None
         try:
-            await _core.sleep(0)  # it may have been cancelled before it began, or its turn came
+            await _core.sleep(0)  # it may have been cancelled before it began, or before its turn
             return await _call(fn, *args, **kwargs)
         except (Cancelled, GoExit):
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # before the next gets its turn
             self._failed.append(me)
             self.context.cancel(exc)
             raise

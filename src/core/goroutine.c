@@ -21,6 +21,7 @@ static const char *const wait_reasons[] = {
     [WAIT_GROUP] = "sync.WaitGroup.Wait",
     [WAIT_COND] = "sync.Cond.Wait",
     [WAIT_SEMA] = "semacquire",
+    [WAIT_IO] = "IO wait",
 };
 
 /* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
@@ -56,7 +57,7 @@ void free_lists_clear(M *m)
 {
     for (int kind = 0; kind < FREE_KINDS; kind++) {
         for (PyObject *op; (op = free_list_pop(m, kind)) != NULL;) {
-            if (kind == FREE_SLEEP) {
+            if (kind == FREE_SLEEP || kind == FREE_IO) {
                 PyObject_Free(op);
             }
             else {

@@ -40,7 +40,7 @@
  *   too, whether it spun or not. (In Go only spinning Ms do, and a flag `needspinning` makes up for it.)
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
-#include "runtime.h"
+#include "net.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -224,6 +224,16 @@ static void idle_m_add(M *m) /* sched.lock */
     sched.nmidle++;
 }
 
+/* It has been taken off the idle list: let it go on. It may be gone when this returns. */
+static void m_wake(M *m)
+{
+    bool polls = m->polls;
+    note_wake(&m->note);
+    if (polls) {
+        netpoll_break();
+    }
+}
+
 /* The one that slept least, but not the one that watches the timers, unless no P is left idle for which it
  * could do so. */
 static M *idle_m_get(void) /* sched.lock */
@@ -277,6 +287,8 @@ void m_fini(M *m)
     }
     PyMem_RawFree(m->drops.items);
     m->drops = (Drops){0};
+    PyMem_RawFree(m->scratch);
+    m->scratch = NULL;
 }
 
 /* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
@@ -294,7 +306,7 @@ void start_m(bool spinning)
         m->spinning = spinning;
         p_give(p, m);
         unlock(&sched.lock);
-        note_wake(&m->note);
+        m_wake(m);
         return;
     }
     if (p != NULL) {
@@ -359,7 +371,7 @@ void poller_look(int64_t when_ns)
         M *m = sched.poller;
         if (m != NULL) {
             idle_m_remove(m);
-            note_wake(&m->note); /* without a P: it looks again and sleeps again */
+            m_wake(m); /* without a P: it looks again and sleeps again */
         }
         unlock(&sched.lock);
     }
@@ -369,7 +381,7 @@ void wake_m0(void)
 {
     if (sched.m0->on_idle_list) {
         idle_m_remove(sched.m0);
-        note_wake(&sched.m0->note);
+        m_wake(sched.m0);
     }
 }
 
@@ -398,20 +410,20 @@ void wake_all_ms(void)
     while (sched.idle_ms != NULL) {
         M *m = sched.idle_ms;
         idle_m_remove(m);
-        note_wake(&m->note);
+        m_wake(m);
     }
 }
 
-/* sched.lock: all Ms sleep, nothing is queued and no timer runs. Not whether there is a poller: its timer may have
+/* sched.lock: all Ms sleep, nothing is queued, no timer runs and nobody waits for a descriptor. Not whether there is a poller: its timer may have
  * been taken back. */
 bool nobody_works(void)
 {
     return sched.nmidle + sched.nmwired == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-           timers_next() == TIME_NEVER;
+           timers_next() == TIME_NEVER && atomic_load(&netpoll_waiters) == 0;
 }
 
-/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
- * timer. Attached, without P. (The network poller will do its blocking wait here.) */
+/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next timer or
+ * until a descriptor is ready. Attached, without P. */
 static void stop_m(M *m)
 {
     if (m == sched.m0) {
@@ -434,19 +446,26 @@ static void stop_m(M *m)
     idle_m_add(m);
     note_clear(&m->note);
     int64_t until = TIME_NEVER;
-    if (sched.poller == NULL && sched.idle_ps != NULL && (until = timers_next()) != TIME_NEVER) {
+    bool poller = false;
+    m->polls = false;
+    if (sched.poller == NULL && sched.idle_ps != NULL) {
+        until = timers_next();
+        m->polls = netpoll_on();
+        poller = until != TIME_NEVER || m->polls;
+    }
+    if (poller) {
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
     bool dead = nobody_works();
     unlock(&sched.lock);
-    if (until != TIME_NEVER) {
+    if (poller) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
     }
-    else if (dead) {
+    if (dead && until == TIME_NEVER) {
         until = check_dead();
     }
 
@@ -457,9 +476,17 @@ static void stop_m(M *m)
         until = plain < until ? plain : until;
     }
 
+    PollEvents events;
     bool woken;
+    events.n = 0;
     Py_BEGIN_ALLOW_THREADS
-    woken = note_sleep(&m->note, until);
+    if (m->polls) {
+        netpoll_wait(&events, until);
+        woken = atomic_load_explicit(&m->note.word, memory_order_acquire) != 0;
+    }
+    else {
+        woken = note_sleep(&m->note, until);
+    }
     if (!woken) {
         lock(&sched.lock);
         bool ours = m->on_idle_list;
@@ -477,6 +504,12 @@ static void stop_m(M *m)
     if (m->p != NULL) {
         p_enter(m);
     }
+    if (events.n > 0) { /* edges come once: they are ours to deliver, whatever else woke us */
+        if (m->p == NULL) {
+            get_idle_p(m);
+        }
+        netpoll_ready(m, &events);
+    }
 }
 
 /* ---- goroutines that run on one thread only ---- */
@@ -487,8 +520,9 @@ void handoff_p(M *m)
 {
     P *p = m->p;
     m->p = NULL;
-    bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
-    bool work = timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
+    bool watch = atomic_load(&sched.poll_until_ns) == 0 &&
+                 (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
+    bool work = watch || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
     p_idle(p);
     if (work) {
         start_m(false);
@@ -1143,6 +1177,10 @@ static G *find_runnable(M *m, bool *inherit)
             timers_run(m, p, &now_ns);
         }
 
+        if (unlikely(atomic_load_explicit(&netpoll_due, memory_order_relaxed))) {
+            netpoll_look(m);
+        }
+
         *inherit = false;
         if (atomic_load_explicit(&p->tick, memory_order_relaxed) % GLOBAL_TICK == 0 &&
             atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
@@ -1164,7 +1202,11 @@ static G *find_runnable(M *m, bool *inherit)
                 return g;
             }
         }
-        /* The network poller, without blocking, comes here. */
+        if (atomic_load_explicit(&netpoll_waiters, memory_order_relaxed) > 0 &&
+            atomic_load_explicit(&sched.poll_until_ns, memory_order_relaxed) == 0 &&
+            netpoll_look(m) > 0 && (g = local_get(m, inherit)) != NULL) {
+            return g;
+        }
         if (sched.procs > 1) {
             int busy = sched.procs - atomic_load_explicit(&sched.npidle, memory_order_relaxed);
             bool may_spin = HAVE_GIL || m->spinning || 2 * atomic_load(&sched.nmspinning) < busy;
@@ -1233,7 +1275,7 @@ static void give_to_m0(M *m, G *g)
     }
     unlock(&sched.lock);
     if (idle) {
-        note_wake(&m0->note);
+        m_wake(m0);
     }
     else {
         sysmon_poke();

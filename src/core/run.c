@@ -14,7 +14,7 @@
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
-#include "runtime.h"
+#include "net.h"
 
 #include <unistd.h>
 
@@ -595,6 +595,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
         timers_discard(sched.allp[i]); /* of operations that somebody began by hand */
     }
+    netpoll_stop();
     Py_DECREF(g);
     drop_now(m);
     if (pending != NULL) {
@@ -867,8 +868,8 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         handoffs += atomic_load(&p->nhandoff);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
-                         (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
+    return Py_BuildValue("{sLsLsLsisKsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+                         (long long)n[LIVE_OP], "connections", (long long)n[LIVE_CONN], "io_waiters", (int)atomic_load(&netpoll_waiters), "polls", (unsigned long long)netpoll_polls(), "timers", (unsigned long long)timers, "ticks",
                          (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
                          (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
                          "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",

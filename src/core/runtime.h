@@ -193,6 +193,7 @@ typedef enum {
     WAIT_GROUP,
     WAIT_COND,
     WAIT_SEMA,
+    WAIT_IO,
 } WaitReason;
 
 /* How a dead G ended. */
@@ -266,8 +267,8 @@ typedef struct { /* memory of dead objects, chained through their first bytes af
     int count;
 } FreeList;
 
-enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
-enum { LIVE_G, LIVE_OP, LIVE_KINDS };
+enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_IO, FREE_KINDS };
+enum { LIVE_G, LIVE_OP, LIVE_CONN, LIVE_KINDS };
 
 /* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1,
  * owners of timers that are due (see timer_due). */
@@ -301,6 +302,8 @@ struct M {
     PyObject *context;   /* an empty Context, always entered on this thread */
     PyObject *stop;      /* a StopIteration to use again and again: see op_iternext */
     Note note;
+    bool polls;     /* sched.lock to write: it sleeps in the poller, not on the note */
+    char *scratch;  /* conn.c reads into it: SCRATCH bytes, or NULL */
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
@@ -428,6 +431,7 @@ static inline bool sharing(void)
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
     PyObject *Cancelled, *Deadlock, *GoExit, *ChannelClosed, *WouldBlock;
+    PyObject *Closed, *IncompleteRead, *LimitExceeded; /* of net */
     PyObject *Selected;      /* the named tuple */
     PyObject *as_coroutine;  /* (awaitable) -> coroutine that awaits it */
     PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
@@ -529,7 +533,7 @@ G *globrunq_get_batch(P *p);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
-typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT } TimerKind;
+typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT, TIMER_CONN } TimerKind;
 
 struct Timer {
     int64_t when_ns;
@@ -556,6 +560,7 @@ void functimer_due(PyObject *owner);
 void functimer_dropped(PyObject *owner);
 void context_due(PyObject *owner);
 void context_dropped(PyObject *owner);
+/* conn_due, conn_dropped: net.h */
 void timers_move(P *to, P *from); /* world stopped */
 int64_t timers_next(void);
 void timers_discard(P *p);

@@ -5,13 +5,14 @@
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - the network, when no M has looked for 10 ms: it then sees to it that one does (netpoll.c);
  *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
  *     (retake), as Go does with a P in a system call.
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
  * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
 #define _GNU_SOURCE /* ppoll */
-#include "runtime.h"
+#include "net.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -94,7 +95,8 @@ static int64_t clock_ns(clockid_t clock)
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
-    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
+    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
+           atomic_load(&netpoll_due);
 }
 
 /* The thread has not run since the last look, so it blocks. With the GIL it may wait for that: then somebody
@@ -173,6 +175,10 @@ static void *sysmon(void *Py_UNUSED(arg))
                 }
             }
             next = next_refresh < next ? next_refresh : next;
+        }
+        if (netpoll_stalled(now)) {
+            atomic_store(&netpoll_due, 1); /* all Ms are busy: the next that comes by looks ... */
+            wakep();                       /* ... or one that sleeps, if there is a P for it */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now) > 0) {

@@ -16,9 +16,12 @@ from gofer import _asyncgen, _core, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
+    ClosedError,
     Deadlock,
     GoExit,
     GoroutineLeakWarning,
+    IncompleteRead,
+    LimitExceeded,
     WouldBlock,
 )
 from gofer._select import Selected
@@ -26,8 +29,11 @@ from gofer._select import Selected
 __all__ = [
     "Cancelled",
     "ChannelClosed",
+    "ClosedError",
     "Deadlock",
     "GoExit",
+    "IncompleteRead",
+    "LimitExceeded",
     "Selected",
     "WouldBlock",
     "as_coroutine",

@@ -1394,6 +1394,12 @@ static PyObject *descriptor_aenter(PyObject *self, PyObject *Py_UNUSED(a))
     return ready_new(self);
 }
 
+/* `await net.listen(...)` is fine too. */
+static PyObject *descriptor_await(PyObject *self)
+{
+    return ready_new(self);
+}
+
 /* By the name, so that a subclass closes in its own way. */
 static PyObject *descriptor_exit(PyObject *self, PyObject *Py_UNUSED(args))
 {
@@ -1629,6 +1635,25 @@ static PyObject *conn_read_until(PyObject *self, PyObject *args, PyObject *kwarg
     return (PyObject *)op;
 }
 
+/* write_nowait(data): how much of it could be written at once; 0 also if somebody else is writing. For the last
+ * words of a TLS connection. */
+static PyObject *conn_write_nowait(PyObject *self, PyObject *data)
+{
+    Conn *c = (Conn *)self;
+    char *at;
+    Py_ssize_t n;
+    if (PyBytes_AsStringAndSize(data, &at, &n) < 0) {
+        return NULL;
+    }
+    obj_lock(&c->lock); /* so that nobody closes it, or takes the turn, now */
+    bool free = c->fd >= 0 && !atomic_load(&c->closing) && c->side[SIDE_WRITE].holder == NULL;
+    ssize_t sent = free && c->is_socket
+                       ? send(c->fd, at, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT)
+                       : 0;
+    obj_unlock(&c->lock);
+    return PyLong_FromSsize_t(sent > 0 ? sent : 0);
+}
+
 /* Operation: the socket was told to connect; it has, or this raises why not. */
 static PyObject *conn_connected(PyObject *self, PyObject *Py_UNUSED(a))
 {
@@ -1685,6 +1710,7 @@ static PyMethodDef conn_methods[] = {
      read_until_doc},
     {"write", conn_write, METH_O, write_doc},
     {"connected", conn_connected, METH_NOARGS, NULL},
+    {"write_nowait", conn_write_nowait, METH_O, NULL},
     {"close_write", conn_close_write, METH_NOARGS, close_write_doc},
     {NULL},
 };
@@ -1718,12 +1744,6 @@ static PyObject *listener_anext(PyObject *self)
     return (PyObject *)ioop_new((Conn *)self, IO_NEXT);
 }
 
-/* `await net.listen(...)` is fine too. */
-static PyObject *listener_await(PyObject *self)
-{
-    return ready_new(self);
-}
-
 PyDoc_STRVAR(accept_doc, "accept()\n--\n\n"
                          "Operation: the next connection. If the process has no free descriptor it waits for\n"
                          "one, and the connections wait in the backlog.\n\n>>> conn = await listener.accept()");
@@ -1736,7 +1756,7 @@ static PyGetSetDef listener_getset[] = {
 };
 
 static PyAsyncMethods listener_async = {
-    .am_await = listener_await, .am_aiter = PyObject_SelfIter, .am_anext = listener_anext};
+    .am_await = descriptor_await, .am_aiter = PyObject_SelfIter, .am_anext = listener_anext};
 
 static PyTypeObject Listener_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.net.Listener",
@@ -1825,6 +1845,8 @@ static PyMethodDef packet_methods[] = {
     {NULL},
 };
 
+static PyAsyncMethods packet_async = {.am_await = descriptor_await};
+
 static PyTypeObject PacketConn_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.net.PacketConn",
     .tp_base = &Descriptor_Type,
@@ -1833,6 +1855,7 @@ static PyTypeObject PacketConn_Type = {
     .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and net.dial_udp().\n\n"
               ">>> udp = net.listen_udp('127.0.0.1', 5353)",
     .tp_new = descriptor_tp_new,
+    .tp_as_async = &packet_async,
     .tp_methods = packet_methods,
     .tp_getset = conn_getset,
 };

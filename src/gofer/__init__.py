@@ -13,6 +13,8 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
+from typing import TYPE_CHECKING, Any
+
 from gofer import atomic, context, signals, singleflight
 from gofer._core import (
     Chan,
@@ -54,6 +56,9 @@ from gofer._select import Selected
 from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
+if TYPE_CHECKING:
+    from gofer import net
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -90,6 +95,7 @@ __all__ = [
     "gomaxprocs",
     "gosched",
     "lock_os_thread",
+    "net",
     "num_cpu",
     "num_goroutine",
     "once_value",
@@ -102,3 +108,11 @@ __all__ = [
     "timeout",
     "unlock_os_thread",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("net",):  # they need module socket: imported by who uses them
+        import importlib
+
+        return importlib.import_module(f"gofer.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -48,7 +48,8 @@ PollDesc *desc_new(void);             /* NULL: no memory */
 void desc_free(PollDesc *pd);
 bool netpoll_ctl(int op, int fd, uint32_t events, PollDesc *pd); /* false: errno */
 bool netpoll_add(int fd, PollDesc *pd); /* for good, both ways, edges only. False: errno */
-void netpoll_wait(PollEvents *events, int64_t until_ns); /* detached; until then, or netpoll_break */
+/* Detached; until then, or until `note` is set and netpoll_break called. */
+void netpoll_wait(PollEvents *events, const Note *note, int64_t until_ns);
 void netpoll_break(void);
 int netpoll_look(M *m);               /* without waiting; P in P_RUNNING. How many were woken */
 int netpoll_ready(M *m, const PollEvents *events); /* attached; m's P, if any, in P_RUNNING */

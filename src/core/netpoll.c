@@ -182,6 +182,7 @@ void netpoll_stop(void)
     lock(&net.lock);
     int epfd = atomic_exchange(&net.epfd, -1), wake_fd = net.wake_fd;
     net.wake_fd = -1;
+    atomic_fetch_add(&net.run, 1); /* nobody is registered with any */
     atomic_store(&netpoll_due, 0);
     unlock(&net.lock);
     if (epfd >= 0) {
@@ -214,10 +215,13 @@ static int epoll_until(int epfd, PollEvents *events, int64_t until_ns)
     return epoll_wait(epfd, events->all, POLL_EVENTS, until_ns == TIME_NEVER ? -1 : most);
 }
 
-void netpoll_wait(PollEvents *events, int64_t until_ns)
+/* Whoever wakes us sets `note` and breaks then. If the break is read by another M that is in here, that passes it
+ * on to us, if it sees us; and if it came too early for that, we see the note. */
+void netpoll_wait(PollEvents *events, const Note *note, int64_t until_ns)
 {
     atomic_fetch_add(&net.inside, 1);
-    int n = epoll_until(atomic_load(&net.epfd), events, until_ns);
+    int n = atomic_load(&note->word) == 0 ? epoll_until(atomic_load(&net.epfd), events, until_ns)
+                                          : 0;
     atomic_fetch_sub(&net.inside, 1);
     atomic_fetch_add_explicit(&net.polls, 1, memory_order_relaxed);
     events->n = n > 0 ? n : 0; /* a signal: whoever waits looks round and comes back */

@@ -481,7 +481,7 @@ static void stop_m(M *m)
     events.n = 0;
     Py_BEGIN_ALLOW_THREADS
     if (m->polls) {
-        netpoll_wait(&events, until);
+        netpoll_wait(&events, &m->note, until);
         woken = atomic_load_explicit(&m->note.word, memory_order_acquire) != 0;
     }
     else {

@@ -673,6 +673,24 @@ def test_cancelling_ends_any_wait_and_leaves_the_connection_usable(procs: int) -
     gofer.run(main, procs=procs)
 
 
+def test_who_is_cancelled_and_whose_connection_is_closed_hears_of_the_first(procs: int) -> None:
+    """So that it ends as a cancelled goroutine does, and its failure is nobody's business."""
+
+    async def main() -> None:
+        a, b = conn_pair()
+        async with b:
+            readers = [gofer.go(wait_for, a.read()) for _ in range(3)]
+            await parked(*readers)
+            for g in readers:
+                g.cancel()
+            a.close()
+            for g in readers:
+                with pytest.raises(gofer.Cancelled):
+                    await g
+
+    gofer.run(main, procs=procs)
+
+
 def test_a_timeout_block_ends_a_read() -> None:
     async def main() -> None:
         a, b = conn_pair()

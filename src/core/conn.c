@@ -1060,7 +1060,9 @@ static PySendResult ioop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     state = io_state(op);
     if (state == IO_FAILED) {
         io_set_state(op, IO_DONE);
-        raise_error(op, op->error);
+        if (!op_raise_if_cancelled(g)) { /* who is cancelled need not hear that it was closed, too */
+            raise_error(op, op->error);
+        }
         return PYGEN_ERROR;
     }
     if (!op_cancel_pending(g)) {

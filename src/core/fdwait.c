@@ -336,6 +336,9 @@ static PySendResult waitop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
         state = atomic_load(&op->state);
     }
     atomic_store(&op->state, OP_DONE);
+    if (state == OP_CLOSED && op_raise_if_cancelled(g)) {
+        return PYGEN_ERROR;
+    }
     if (state == OP_CLOSED) {
         PyErr_Format(hooks.Closed, "descriptor %d has been closed", op->fd);
         return PYGEN_ERROR;

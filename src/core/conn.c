@@ -1656,6 +1656,20 @@ static PyObject *conn_write_nowait(PyObject *self, PyObject *data)
     return PyLong_FromSsize_t(sent > 0 ? sent : 0);
 }
 
+/* discard_input(): throw away what has come and nobody has read. A TCP socket that is closed with such input resets
+ * the connection, and what was written just before may never arrive. */
+static PyObject *conn_discard_input(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    Conn *c = (Conn *)self;
+    obj_lock(&c->lock);
+    if (c->fd >= 0 && c->is_tcp && !atomic_load(&c->closing)) {
+        for (int i = 0; i < 16 && recv(c->fd, NULL, SCRATCH, MSG_DONTWAIT | MSG_TRUNC) > 0; i++) {
+        }
+    }
+    obj_unlock(&c->lock);
+    Py_RETURN_NONE;
+}
+
 /* Operation: the socket was told to connect; it has, or this raises why not. */
 static PyObject *conn_connected(PyObject *self, PyObject *Py_UNUSED(a))
 {
@@ -1713,6 +1727,7 @@ static PyMethodDef conn_methods[] = {
     {"write", conn_write, METH_O, write_doc},
     {"connected", conn_connected, METH_NOARGS, NULL},
     {"write_nowait", conn_write_nowait, METH_O, NULL},
+    {"discard_input", conn_discard_input, METH_NOARGS, NULL},
     {"close_write", conn_close_write, METH_NOARGS, close_write_doc},
     {NULL},
 };

@@ -57,7 +57,7 @@ from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
 if TYPE_CHECKING:
-    from gofer import net
+    from gofer import net, process
 
 __version__ = "0.1.0"
 
@@ -99,6 +99,7 @@ __all__ = [
     "num_cpu",
     "num_goroutine",
     "once_value",
+    "process",
     "run",
     "select",
     "set_max_threads",
@@ -111,7 +112,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("net",):  # they need module socket: imported by who uses them
+    if name in ("net", "process"):  # they need module socket: imported by who uses them
         import importlib
 
         return importlib.import_module(f"gofer.{name}")

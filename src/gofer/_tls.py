@@ -1,10 +1,14 @@
 """TLS over a Conn, with Python's ssl module doing the cryptography in memory."""
 
 import ssl
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from gofer._core import Conn, Listener, Mutex, Operation
 from gofer._errors import ClosedError, IncompleteRead, LimitExceeded
+
+T = TypeVar("T")
 
 RAW = 65536  # read from the socket at a time
 RECORDS = 65536  # encrypted before it is written: memory stays flat however much is written
@@ -22,9 +26,11 @@ class TLSConn(Conn):
     """
 
     __slots__ = (
+        "_broken",
         "_buffer",
         "_eof",
         "_incoming",
+        "_lock",
         "_outgoing",
         "_reading",
         "_said_bye",
@@ -42,9 +48,11 @@ class TLSConn(Conn):
         self.ssl_object = tls.wrap_bio(
             self._incoming, self._outgoing, server_side, server_hostname
         )
+        self._lock = threading.Lock()
         self._reading = Mutex()
         self._writing = Mutex()  # also keeps what is in _outgoing in order on its way out
         self._buffer = bytearray()  # decrypted, not yet asked for
+        self._broken = False
         self._shaken = False
         self._said_bye = False
         self._eof = False
@@ -52,10 +60,19 @@ class TLSConn(Conn):
 
     # --- the encrypted stream ---
 
+    def _locked(self, fn: Callable[..., T], *args: Any) -> T:
+        """Call it, one thread at a time: OpenSSL gives up the GIL and needs this, BIOs included."""
+        with self._lock:
+            return fn(*args)
+
     async def _flush(self) -> None:
         """Write what the protocol has to say. Holds _writing."""
-        while data := self._outgoing.read():
-            await super().write(data)
+        while data := self._locked(self._outgoing.read):
+            try:
+                await super().write(data)
+            except BaseException:
+                self._broken = True  # half a record may be out
+                raise
 
     async def _say(self) -> None:
         if self._outgoing.pending:
@@ -65,9 +82,9 @@ class TLSConn(Conn):
     async def _hear(self) -> None:
         """Read what the peer has to say. Holds _reading."""
         if data := await super().read(RAW):
-            self._incoming.write(data)
+            self._locked(self._incoming.write, data)
         else:
-            self._incoming.write_eof()
+            self._locked(self._incoming.write_eof)
 
     async def handshake(self) -> None:
         """Agree on keys, if that has not been done. Reads and writes do it by themselves.
@@ -84,7 +101,7 @@ class TLSConn(Conn):
     async def _handshake(self) -> None:
         while not self._shaken:
             try:
-                self.ssl_object.do_handshake()
+                self._locked(self.ssl_object.do_handshake)
                 self._shaken = True
             except ssl.SSLWantReadError:
                 await self._say()
@@ -107,7 +124,7 @@ class TLSConn(Conn):
             await self._handshake()
         while not self._eof:
             try:
-                data = self.ssl_object.read(n)
+                data = self._locked(self.ssl_object.read, n)
                 if data:
                     return data
                 self._eof = True
@@ -180,23 +197,28 @@ class TLSConn(Conn):
             for piece in pieces:
                 with memoryview(piece).cast("B") as view:
                     for start in range(0, len(view), RECORDS):
-                        if self.closed or self._said_bye:
-                            raise ClosedError("use of closed connection")
-                        self.ssl_object.write(view[start : start + RECORDS])
+                        self._check_writable()
+                        self._locked(self.ssl_object.write, view[start : start + RECORDS])
                         await self._flush()
+
+    def _check_writable(self) -> None:
+        if self.closed or self._said_bye:
+            raise ClosedError("use of closed connection")
+        if self._broken:
+            raise ClosedError("an earlier write was cut short: nothing can follow it")
 
     def _say_bye(self) -> None:
         """close_notify, if it can go out at once: nobody waits for it."""
-        if self._said_bye or not self._shaken or not self._writing.try_lock():
+        if self._said_bye or self._broken or not self._shaken or not self._writing.try_lock():
             return
         self._said_bye = True
         try:
-            self.ssl_object.unwrap()
+            self._locked(self.ssl_object.unwrap)
         except ssl.SSLError:
             pass  # the peer has not said goodbye yet
         finally:
             self._writing.unlock()
-        if data := self._outgoing.read():
+        if data := self._locked(self._outgoing.read):
             self.write_nowait(data)
 
     def close_write(self) -> Operation[None]:
@@ -208,6 +230,7 @@ class TLSConn(Conn):
         """As Conn.close(), and the peer can tell that it is no accident."""
         if not self.closed:
             self._say_bye()
+            self.discard_input()  # tickets that a server sends unasked
         return super().close()
 
 

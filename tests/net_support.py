@@ -34,6 +34,20 @@ def conn_and_socket() -> tuple[net.Conn, socket.socket]:
     return net.Conn(a.detach()), b
 
 
+def fill(sock: socket.socket) -> None:
+    """Write to a non-blocking socket until it takes no more."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.send(bytes(10_000))
+
+
+def drain(sock: socket.socket) -> None:
+    """Read from a non-blocking socket until there is no more."""
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sock.recv(100_000)
+
+
 async def echo(conn: net.Conn) -> None:
     """Serve one connection: send back what comes."""
     async with conn:
@@ -98,9 +112,9 @@ def make_certificate(folder: Path, host: str = "localhost") -> Certificate:
     """With the openssl program: the ssl module cannot make one."""
     path, key = str(folder / f"{host}.pem"), str(folder / f"{host}.key")
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
-        + ["-nodes", "-keyout", key, "-out", path, "-days", "2", "-subj", f"/CN={host}"]
-        + ["-addext", f"subjectAltName=DNS:{host},IP:127.0.0.1"],
+        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2"
+        f" -keyout {key} -out {path} -subj /CN={host}"
+        f" -addext subjectAltName=DNS:{host},IP:127.0.0.1".split(),
         check=True,
         capture_output=True,
     )

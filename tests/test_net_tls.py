@@ -196,7 +196,7 @@ def test_half_close(cert: Certificate) -> None:
         async with client, server:
             await client.write(b"question")
             client.close_write()
-            with pytest.raises(OSError):
+            with pytest.raises(net.ClosedError):
                 await client.write(b"more")
             assert await server.read() == b"question"
             assert await server.read() == b""
@@ -328,11 +328,10 @@ def test_garbage_instead_of_a_handshake_hurts_only_its_sender(
 def test_garbage_in_the_middle_is_an_error(cert: Certificate) -> None:
     async def main() -> None:
         client, server = await tls_pair(cert)
-        async with server:
-            async with net.open_fd(client.detach()) as raw:
-                await raw.write(b"\x17\x03\x03\x00\x20" + bytes(32))
-                with pytest.raises(ssl.SSLError):
-                    await server.read()
+        async with server, net.open_fd(client.detach()) as raw:
+            await raw.write(b"\x17\x03\x03\x00\x20" + bytes(32))
+            with pytest.raises(ssl.SSLError):
+                await server.read()
 
     gofer.run(main)
 
@@ -341,9 +340,7 @@ def test_a_server_that_never_answers_times_out(cert: Certificate) -> None:
     async def main() -> None:
         async with net.listen("127.0.0.1", 0) as listener:
             with pytest.raises(TimeoutError):
-                await net.dial(
-                    "localhost", listener.addr[1], tls=cert.client(), timeout=0.1
-                )
+                await net.dial("localhost", listener.addr[1], tls=cert.client(), timeout=0.1)
 
     gofer.run(main)
 
@@ -370,16 +367,18 @@ def test_a_python_client(procs: int, cert: Certificate, version: ssl.TLSVersion)
     def client(port: int) -> None:
         context = cert.client()
         context.maximum_version = version
-        with socket.create_connection(("127.0.0.1", port), timeout=30) as raw:
-            with context.wrap_socket(raw, server_hostname="localhost") as sock:
-                for start in range(0, len(data), 50_000):
-                    part = data[start : start + 50_000]
-                    sock.sendall(part)
-                    back = b""
-                    while len(back) < len(part):
-                        back += sock.recv(65536)
-                    assert back == part
-                sock.unwrap()  # both say goodbye
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=30) as raw,
+            context.wrap_socket(raw, server_hostname="localhost") as sock,
+        ):
+            for start in range(0, len(data), 50_000):
+                part = data[start : start + 50_000]
+                sock.sendall(part)
+                back = b""
+                while len(back) < len(part):
+                    back += sock.recv(65536)
+                assert back == part
+            sock.unwrap()  # both say goodbye
 
     async def main() -> None:
         async with serving(net.listen("127.0.0.1", 0, tls=cert.server())) as addr:

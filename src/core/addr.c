@@ -81,8 +81,8 @@ static socklen_t inet_from_object(PyObject *obj, int family, Address *a)
             return sizeof *in6;
         }
     }
-    PyErr_Format(PyExc_ValueError, "%R is no numeric address of this socket's family: resolve it first",
-                 obj);
+    PyErr_Format(PyExc_ValueError,
+                 "%R is no numeric address of this socket's family: resolve it first", obj);
     return 0;
 }
 

@@ -35,11 +35,11 @@
 #include <unistd.h>
 
 enum {
-    SCRATCH = 65536,        /* what an M reads into: bytes objects are then made to measure */
-    READ_MAX = 1 << 20,     /* read(n) asks the kernel for no more at a time, whatever n is */
-    FILL = 16384,           /* read_until() asks for at least so much */
-    IOV = 64,               /* pieces written at a time */
-    GIL_BYTES = 1 << 17,    /* copying more takes longer than giving up the GIL and taking it again */
+    SCRATCH = 65536,     /* what an M reads into: bytes objects are then made to measure */
+    READ_MAX = 1 << 20,  /* read(n) asks the kernel for no more at a time, whatever n is */
+    FILL = 16384,        /* read_until() asks for at least so much */
+    IOV = 64,            /* pieces written at a time */
+    GIL_BYTES = 1 << 17, /* copying more takes longer than giving up the GIL and taking it again */
 };
 #define BACKOFF_MIN_NS 5000000LL /* after EMFILE, as in Go's net/http */
 #define BACKOFF_MAX_NS NS_PER_S
@@ -63,11 +63,12 @@ typedef enum { ERR_NONE, ERR_CLOSED, ERR_TIMEOUT } IoError;
 typedef struct IoOp IoOp;
 
 typedef struct {
-    IoOp *holder;        /* borrowed: whoever awaits it holds it, and its dealloc lets go of the turn */
-    IoOp *queue;         /* circular, oldest first; entries owned */
+    IoOp *holder; /* borrowed: whoever awaits it holds it, and its dealloc lets go of the turn */
+    IoOp *queue;  /* circular, oldest first; entries owned */
     int64_t deadline_ns; /* TIME_NEVER: none */
     int64_t backoff_ns;  /* accept: how long it waited for a free descriptor the last time */
-    Timer timer;         /* in a heap, which then owns the Conn, while the holder waits and has a deadline */
+    Timer
+        timer; /* in a heap, which then owns the Conn, while the holder waits and has a deadline */
     bool armed;
     bool drained; /* the holder's: see above */
 } Side;
@@ -78,31 +79,33 @@ typedef struct {
     int fd; /* -1: closed */
     _Atomic uint8_t closing;
     bool is_socket, is_tcp;
-    bool bulk;     /* the reader's: the last read filled the scratch buffer */
-    int8_t family; /* AF_... of a socket */
+    bool bulk;              /* the reader's: the last read filled the scratch buffer */
+    int8_t family;          /* AF_... of a socket */
     _Atomic(PollDesc *) pd; /* NULL: never had to wait. Lock to write */
     Side side[SIDES];
-    char *buf; /* the reader's: what was read from the kernel and not yet by anybody, buf[start..end] */
+    char *
+        buf; /* the reader's: what was read from the kernel and not yet by anybody, buf[start..end] */
     size_t start, end, cap;
     PyObject *local, *remote; /* addresses: NULL while nobody has asked. Owned */
     socklen_t peer_len;
-    char peer[sizeof(struct sockaddr_in6)]; /* of an accepted one, so that it is known when the peer is gone */
+    char peer[sizeof(
+        struct sockaddr_in6)]; /* of an accepted one, so that it is known when the peer is gone */
     PyObject *weakrefs;
 } Conn;
 
 struct IoOp {
     PyObject_HEAD
-    G *who;                 /* owned: IO_QUEUED, or in the hands of whoever wakes it from IO_FAILED */
-    Conn *conn;             /* owned */
-    IoOp *prev, *next;      /* in the queue, or in a chain of failed ones */
-    const G *waiter;        /* who awaits it: only ever compared */
-    PyObject *arg;          /* owned: bytes to write, separator, address; or a tuple of such */
-    PyObject *value;        /* owned: IO_YIELDED */
-    Py_buffer *views;       /* nviews of them, PyMem_Malloc: what is written or read into, if no bytes */
-    char *at;               /* what is left to write, or to read into, if it is one piece */
-    size_t n;               /* how much: left to write, to read at most or exactly, limit */
-    size_t scanned;         /* read_until: so much of the buffer has no separator */
-    int64_t retry_ns;       /* accept: try again then although there was no edge; 0: no */
+    G *who;            /* owned: IO_QUEUED, or in the hands of whoever wakes it from IO_FAILED */
+    Conn *conn;        /* owned */
+    IoOp *prev, *next; /* in the queue, or in a chain of failed ones */
+    const G *waiter;   /* who awaits it: only ever compared */
+    PyObject *arg;     /* owned: bytes to write, separator, address; or a tuple of such */
+    PyObject *value;   /* owned: IO_YIELDED */
+    Py_buffer *views;  /* nviews of them, PyMem_Malloc: what is written or read into, if no bytes */
+    char *at;          /* what is left to write, or to read into, if it is one piece */
+    size_t n;          /* how much: left to write, to read at most or exactly, limit */
+    size_t scanned;    /* read_until: so much of the buffer has no separator */
+    int64_t retry_ns;  /* accept: try again then although there was no edge; 0: no */
     _Atomic uint8_t state;
     uint8_t kind, error;
     uint16_t nviews;
@@ -237,7 +240,8 @@ static IoOp *fail_all(Conn *c, int side, IoError error, IoOp *chain, int *heap_r
         op->who = g;
         op->error = (uint8_t)error;
         op->next = chain;
-        chain = (IoOp *)Py_NewRef(op); /* its frame holds it: it is suspended, and its G is in our hands */
+        chain = (IoOp *)Py_NewRef(
+            op); /* its frame holds it: it is suspended, and its G is in our hands */
         io_set_state(op, IO_FAILED);
     }
     return chain;
@@ -276,8 +280,8 @@ void conn_due(M *m, PyObject *owner, int64_t now_ns)
         if (s->deadline_ns <= now_ns) {
             chain = fail_all(c, side, ERR_TIMEOUT, chain, &refs);
         }
-        else if (s->holder != NULL && s->holder->retry_ns != 0 &&
-                 s->holder->retry_ns <= now_ns && (again = unpark(c, side)) != NULL) {
+        else if (s->holder != NULL && s->holder->retry_ns != 0 && s->holder->retry_ns <= now_ns &&
+                 (again = unpark(c, side)) != NULL) {
             refs += timer_disarm(s);
             io_set_state(s->holder, IO_TURN);
         }
@@ -388,7 +392,8 @@ static void use_edge(Conn *c, int side)
 {
     if (c->pd != NULL &&
         atomic_load_explicit(&c->pd->word[side], memory_order_acquire) == POLL_READY) {
-        atomic_store(&c->pd->word[side], POLL_NIL); /* before the call: what comes later is a new edge */
+        atomic_store(&c->pd->word[side],
+                     POLL_NIL); /* before the call: what comes later is a new edge */
     }
 }
 
@@ -404,8 +409,8 @@ static ssize_t do_recv(Conn *c, void *to, size_t n)
     do {
         got = c->is_socket ? recv(c->fd, to, n, 0) : read(c->fd, to, n);
     } while (got < 0 && errno == EINTR);
-    s->drained = c->is_tcp && got > 0 && (size_t)got < n && c->pd != NULL &&
-                 !atomic_load(&c->pd->rough);
+    s->drained =
+        c->is_tcp && got > 0 && (size_t)got < n && c->pd != NULL && !atomic_load(&c->pd->rough);
     return got;
 }
 
@@ -557,9 +562,10 @@ static Try try_read_into(Conn *c, IoOp *op, PyObject **value)
 static Try incomplete(Conn *c, PyObject *expected, PyObject **value)
 {
     PyObject *partial = buffered(c) > 0 ? buf_take(c, buffered(c)) : PyBytes_FromString("");
-    PyObject *exc = partial != NULL && expected != NULL
-                        ? PyObject_CallFunctionObjArgs(hooks.IncompleteRead, partial, expected, NULL)
-                        : NULL;
+    PyObject *exc =
+        partial != NULL && expected != NULL
+            ? PyObject_CallFunctionObjArgs(hooks.IncompleteRead, partial, expected, NULL)
+            : NULL;
     Py_XDECREF(partial);
     Py_XDECREF(expected);
     if (exc != NULL) {
@@ -671,7 +677,8 @@ static void wrote(IoOp *op, size_t n)
         op->at += n;
         return;
     }
-    for (int i = 0; n > 0; i++) { /* buf and len are ours to move: PyBuffer_Release looks at neither */
+    for (int i = 0; n > 0;
+         i++) { /* buf and len are ours to move: PyBuffer_Release looks at neither */
         size_t part = (size_t)op->views[i].len < n ? (size_t)op->views[i].len : n;
         op->views[i].buf = (char *)op->views[i].buf + part;
         op->views[i].len -= (Py_ssize_t)part;
@@ -840,7 +847,8 @@ static IoOp *ioop_new(Conn *c, IoKind kind)
 static bool conn_register(Conn *c)
 {
     PollDesc *pd = c->pd;
-    if (likely(pd != NULL && atomic_load_explicit(&pd->run, memory_order_relaxed) == netpoll_run())) {
+    if (likely(pd != NULL &&
+               atomic_load_explicit(&pd->run, memory_order_relaxed) == netpoll_run())) {
         return true;
     }
     if (!netpoll_start() || (pd == NULL && (pd = desc_new()) == NULL)) {
@@ -1055,12 +1063,14 @@ static PySendResult ioop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         return PYGEN_RETURN;
     }
     if (likely(state == IO_TURN || resumed(op, g))) {
-        return ioop_go(m, g, op, result); /* if it can be done, a cancellation waits for the next one */
+        return ioop_go(m, g, op,
+                       result); /* if it can be done, a cancellation waits for the next one */
     }
     state = io_state(op);
     if (state == IO_FAILED) {
         io_set_state(op, IO_DONE);
-        if (!op_raise_if_cancelled(g)) { /* who is cancelled need not hear that it was closed, too */
+        if (!op_raise_if_cancelled(
+                g)) { /* who is cancelled need not hear that it was closed, too */
             raise_error(op, op->error);
         }
         return PYGEN_ERROR;
@@ -1110,8 +1120,9 @@ static void ioop_dealloc(PyObject *self)
 
 static PyObject *ioop_repr(PyObject *self)
 {
-    static const char *const names[] = {"read",   "read_into", "read_exactly", "read_until", "read_from",
-                                        "accept", "__anext__", "write",        "write_to",   "connect"};
+    static const char *const names[] = {"read",      "read_into", "read_exactly", "read_until",
+                                        "read_from", "accept",    "__anext__",    "write",
+                                        "write_to",  "connect"};
     IoOp *op = (IoOp *)self;
     int state = io_state(op);
     return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->conn,
@@ -1425,30 +1436,37 @@ static PyObject *descriptor_repr(PyObject *self)
     PyObject *remote = local != NULL ? descriptor_remote_addr(self, NULL) : NULL;
     PyObject *r = NULL;
     if (remote != NULL) {
-        r = remote == Py_None ? PyUnicode_FromFormat("<%s %R, fd %d>", Py_TYPE(self)->tp_name, local, c->fd)
-                              : PyUnicode_FromFormat("<%s %R to %R, fd %d>", Py_TYPE(self)->tp_name,
-                                                     local, remote, c->fd);
+        r = remote == Py_None
+                ? PyUnicode_FromFormat("<%s %R, fd %d>", Py_TYPE(self)->tp_name, local, c->fd)
+                : PyUnicode_FromFormat("<%s %R to %R, fd %d>", Py_TYPE(self)->tp_name, local,
+                                       remote, c->fd);
     }
     Py_XDECREF(local);
     Py_XDECREF(remote);
     return r;
 }
 
-PyDoc_STRVAR(close_doc, "close()\n--\n\n"
-                        "Close it, at once. Whoever waits on it gets ClosedError. A second time does nothing.\n\n"
-                        ">>> conn.close()");
-PyDoc_STRVAR(detach_doc, "detach()\n--\n\n"
-                         "Give up the descriptor and return it, still open.\n\n>>> fd = conn.detach()");
-PyDoc_STRVAR(fileno_doc, "fileno()\n--\n\n"
-                         "The descriptor, -1 if closed. It stays this object's.\n\n>>> conn.fileno()\n7");
-PyDoc_STRVAR(set_deadline_doc, "set_deadline(seconds, /)\n--\n\n"
-                               "From so many seconds on, reads and writes raise TimeoutError, also those that\n"
-                               "wait already. None: no deadline.\n\n>>> conn.set_deadline(30)");
+PyDoc_STRVAR(
+    close_doc,
+    "close()\n--\n\n"
+    "Close it, at once. Whoever waits on it gets ClosedError. A second time does nothing.\n\n"
+    ">>> conn.close()");
+PyDoc_STRVAR(detach_doc,
+             "detach()\n--\n\n"
+             "Give up the descriptor and return it, still open.\n\n>>> fd = conn.detach()");
+PyDoc_STRVAR(fileno_doc,
+             "fileno()\n--\n\n"
+             "The descriptor, -1 if closed. It stays this object's.\n\n>>> conn.fileno()\n7");
+PyDoc_STRVAR(set_deadline_doc,
+             "set_deadline(seconds, /)\n--\n\n"
+             "From so many seconds on, reads and writes raise TimeoutError, also those that\n"
+             "wait already. None: no deadline.\n\n>>> conn.set_deadline(30)");
 PyDoc_STRVAR(set_read_deadline_doc, "set_read_deadline(seconds, /)\n--\n\n"
                                     "As set_deadline(), for reads and accept().\n\n"
                                     ">>> conn.set_read_deadline(5)");
-PyDoc_STRVAR(set_write_deadline_doc, "set_write_deadline(seconds, /)\n--\n\n"
-                                     "As set_deadline(), for writes.\n\n>>> conn.set_write_deadline(None)");
+PyDoc_STRVAR(set_write_deadline_doc,
+             "set_write_deadline(seconds, /)\n--\n\n"
+             "As set_deadline(), for writes.\n\n>>> conn.set_write_deadline(None)");
 
 static PyMethodDef descriptor_methods[] = {
     {"close", descriptor_close, METH_NOARGS, close_doc},
@@ -1466,7 +1484,8 @@ static PyMethodDef descriptor_methods[] = {
 
 static PyGetSetDef descriptor_getset[] = {
     {"closed", descriptor_closed, NULL, "Whether close() has been called.", NULL},
-    {"local_addr", descriptor_local_addr, NULL, "This end's address, as module socket writes it.", NULL},
+    {"local_addr", descriptor_local_addr, NULL, "This end's address, as module socket writes it.",
+     NULL},
     {NULL},
 };
 
@@ -1499,7 +1518,8 @@ static bool size_arg(PyObject *arg, const char *what, size_t *n)
     return true;
 }
 
-static PyObject *conn_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+static PyObject *conn_read(PyObject *self, PyObject *const *args, Py_ssize_t nargs,
+                           PyObject *kwnames)
 {
     size_t n = SCRATCH;
     if (nargs + (kwnames != NULL ? PyTuple_GET_SIZE(kwnames) : 0) > 1 ||
@@ -1609,8 +1629,7 @@ static PyObject *conn_read_exactly(PyObject *self, PyObject *arg)
 
 static PyObject *conn_read_until(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char sep_name[] = "sep", limit_name[] = "limit",
-                *names[] = {sep_name, limit_name, NULL};
+    static char sep_name[] = "sep", limit_name[] = "limit", *names[] = {sep_name, limit_name, NULL};
     PyObject *sep;
     Py_ssize_t limit = SCRATCH;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|n:read_until", names, &sep, &limit)) {
@@ -1649,9 +1668,8 @@ static PyObject *conn_write_nowait(PyObject *self, PyObject *data)
     }
     obj_lock(&c->lock); /* so that nobody closes it, or takes the turn, now */
     bool free = c->fd >= 0 && !atomic_load(&c->closing) && c->side[SIDE_WRITE].holder == NULL;
-    ssize_t sent = free && c->is_socket
-                       ? send(c->fd, at, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT)
-                       : 0;
+    ssize_t sent =
+        free && c->is_socket ? send(c->fd, at, (size_t)n, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     obj_unlock(&c->lock);
     return PyLong_FromSsize_t(sent > 0 ? sent : 0);
 }
@@ -1694,26 +1712,29 @@ static PyObject *conn_close_write(PyObject *self, PyObject *Py_UNUSED(a))
     return Py_NewRef(done_op);
 }
 
-PyDoc_STRVAR(read_doc, "read(n=65536)\n--\n\n"
-                       "Operation: what is there, at most n bytes, at least one; b'' at the end.\n\n"
-                       ">>> while data := await conn.read():\n...     await conn.write(data)");
-PyDoc_STRVAR(read_into_doc, "read_into(buf, /)\n--\n\n"
-                            "Operation: as read(), into a writable buffer; gives how many bytes.\n\n"
-                            ">>> n = await conn.read_into(buf)");
-PyDoc_STRVAR(read_exactly_doc,
-             "read_exactly(n, /)\n--\n\n"
-             "Operation: n bytes. If the stream ends before, IncompleteRead.\n\n"
-             ">>> header = await conn.read_exactly(16)");
-PyDoc_STRVAR(read_until_doc,
-             "read_until(sep, limit=65536)\n--\n\n"
-             "Operation: all up to the separator, and that. If there is none within `limit` bytes,\n"
-             "LimitExceeded, and nothing has been read; if the stream ends before, IncompleteRead.\n\n"
-             ">>> line = await conn.read_until(b'\\r\\n')");
-PyDoc_STRVAR(write_doc,
-             "write(data, /)\n--\n\n"
-             "Operation: write all of it: bytes, any buffer, or a list or tuple of such. What several\n"
-             "goroutines write is not mixed up. It waits while the peer is slow.\n\n"
-             ">>> await conn.write(b'hello')\n>>> await conn.write([header, body])");
+PyDoc_STRVAR(read_doc,
+             "read(n=65536)\n--\n\n"
+             "Operation: what is there, at most n bytes, at least one; b'' at the end.\n\n"
+             ">>> while data := await conn.read():\n...     await conn.write(data)");
+PyDoc_STRVAR(read_into_doc,
+             "read_into(buf, /)\n--\n\n"
+             "Operation: as read(), into a writable buffer; gives how many bytes.\n\n"
+             ">>> n = await conn.read_into(buf)");
+PyDoc_STRVAR(read_exactly_doc, "read_exactly(n, /)\n--\n\n"
+                               "Operation: n bytes. If the stream ends before, IncompleteRead.\n\n"
+                               ">>> header = await conn.read_exactly(16)");
+PyDoc_STRVAR(
+    read_until_doc,
+    "read_until(sep, limit=65536)\n--\n\n"
+    "Operation: all up to the separator, and that. If there is none within `limit` bytes,\n"
+    "LimitExceeded, and nothing has been read; if the stream ends before, IncompleteRead.\n\n"
+    ">>> line = await conn.read_until(b'\\r\\n')");
+PyDoc_STRVAR(
+    write_doc,
+    "write(data, /)\n--\n\n"
+    "Operation: write all of it: bytes, any buffer, or a list or tuple of such. What several\n"
+    "goroutines write is not mixed up. It waits while the peer is slow.\n\n"
+    ">>> await conn.write(b'hello')\n>>> await conn.write([header, body])");
 PyDoc_STRVAR(close_write_doc, "close_write()\n--\n\n"
                               "Tell the peer that nothing more comes. Reading goes on.\n\n"
                               ">>> conn.close_write()");
@@ -1733,7 +1754,8 @@ static PyMethodDef conn_methods[] = {
 };
 
 static PyGetSetDef conn_getset[] = {
-    {"remote_addr", descriptor_remote_addr, NULL, "The peer's address, as module socket writes it.", NULL},
+    {"remote_addr", descriptor_remote_addr, NULL, "The peer's address, as module socket writes it.",
+     NULL},
     {NULL},
 };
 
@@ -1761,11 +1783,13 @@ static PyObject *listener_anext(PyObject *self)
     return (PyObject *)ioop_new((Conn *)self, IO_NEXT);
 }
 
-PyDoc_STRVAR(accept_doc, "accept()\n--\n\n"
-                         "Operation: the next connection. If the process has no free descriptor it waits for\n"
-                         "one, and the connections wait in the backlog.\n\n>>> conn = await listener.accept()");
+PyDoc_STRVAR(accept_doc,
+             "accept()\n--\n\n"
+             "Operation: the next connection. If the process has no free descriptor it waits for\n"
+             "one, and the connections wait in the backlog.\n\n>>> conn = await listener.accept()");
 
-static PyMethodDef listener_methods[] = {{"accept", listener_accept, METH_NOARGS, accept_doc}, {NULL}};
+static PyMethodDef listener_methods[] = {{"accept", listener_accept, METH_NOARGS, accept_doc},
+                                         {NULL}};
 
 static PyGetSetDef listener_getset[] = {
     {"addr", descriptor_local_addr, NULL, "What it listens on, as module socket writes it.", NULL},
@@ -1841,21 +1865,24 @@ static PyObject *packet_write(PyObject *self, PyObject *data)
     return (PyObject *)op;
 }
 
-PyDoc_STRVAR(packet_read_doc, "read(n=65536)\n--\n\n"
-                              "Operation: the next message; what is beyond n bytes of it is lost.\n\n"
-                              ">>> answer = await udp.read()");
+PyDoc_STRVAR(packet_read_doc,
+             "read(n=65536)\n--\n\n"
+             "Operation: the next message; what is beyond n bytes of it is lost.\n\n"
+             ">>> answer = await udp.read()");
 PyDoc_STRVAR(packet_write_doc, "write(data, /)\n--\n\n"
                                "Operation: send a message to the peer of dial_udp().\n\n"
                                ">>> await udp.write(b'question')");
 PyDoc_STRVAR(read_from_doc, "read_from(n=65536, /)\n--\n\n"
                             "Operation: the next message, and who sent it.\n\n"
                             ">>> data, addr = await udp.read_from()");
-PyDoc_STRVAR(write_to_doc, "write_to(data, addr, /)\n--\n\n"
-                           "Operation: send a message. The host of `addr` is numeric: see resolve().\n\n"
-                           ">>> await udp.write_to(b'hello', ('127.0.0.1', 5353))");
+PyDoc_STRVAR(write_to_doc,
+             "write_to(data, addr, /)\n--\n\n"
+             "Operation: send a message. The host of `addr` is numeric: see resolve().\n\n"
+             ">>> await udp.write_to(b'hello', ('127.0.0.1', 5353))");
 
 static PyMethodDef packet_methods[] = {
-    {"read", (PyCFunction)(void (*)(void))conn_read, METH_FASTCALL | METH_KEYWORDS, packet_read_doc},
+    {"read", (PyCFunction)(void (*)(void))conn_read, METH_FASTCALL | METH_KEYWORDS,
+     packet_read_doc},
     {"write", packet_write, METH_O, packet_write_doc},
     {"read_from", (PyCFunction)(void (*)(void))packet_read_from, METH_FASTCALL, read_from_doc},
     {"write_to", packet_write_to, METH_VARARGS, write_to_doc},
@@ -1869,7 +1896,8 @@ static PyTypeObject PacketConn_Type = {
     .tp_base = &Descriptor_Type,
     .tp_basicsize = sizeof(Conn),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
-    .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and net.dial_udp().\n\n"
+    .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and "
+              "net.dial_udp().\n\n"
               ">>> udp = net.listen_udp('127.0.0.1', 5353)",
     .tp_new = descriptor_tp_new,
     .tp_as_async = &packet_async,

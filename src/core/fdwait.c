@@ -20,13 +20,15 @@ struct WaitOp {
 };
 
 typedef struct {
-    PollDesc *pd;          /* NULL: never used */
+    PollDesc *pd;           /* NULL: never used */
     WaitOp *waiting[SIDES]; /* NULL-terminated, youngest first */
-    bool registered;       /* by us; if the descriptor was closed it no longer is, and the kernel says so */
+    bool
+        registered; /* by us; if the descriptor was closed it no longer is, and the kernel says so */
 } Entry;
 
-static Lock table_lock; /* over all below, and the lists; only short calls of the kernel are made under it */
-static Entry *table;    /* by descriptor */
+static Lock
+    table_lock; /* over all below, and the lists; only short calls of the kernel are made under it */
+static Entry *table; /* by descriptor */
 static int table_size;
 
 static PyTypeObject WaitOp_Type;
@@ -386,12 +388,13 @@ static PyTypeObject WaitOp_Type = {
 
 /* ---- functions ---- */
 
-PyDoc_STRVAR(wait_readable_doc,
-             "wait_readable(fd, /)\n--\n\n"
-             "Operation: wait until a descriptor (an int, or an object with fileno()) can be read.\n"
-             "For libraries with non-blocking descriptors of their own. They must not close one\n"
-             "that is waited for without notify_closing().\n\n"
-             ">>> await wait_readable(sock)\n>>> data = sock.recv(65536)");
+PyDoc_STRVAR(
+    wait_readable_doc,
+    "wait_readable(fd, /)\n--\n\n"
+    "Operation: wait until a descriptor (an int, or an object with fileno()) can be read.\n"
+    "For libraries with non-blocking descriptors of their own. They must not close one\n"
+    "that is waited for without notify_closing().\n\n"
+    ">>> await wait_readable(sock)\n>>> data = sock.recv(65536)");
 PyDoc_STRVAR(wait_writable_doc, "wait_writable(fd, /)\n--\n\n"
                                 "Operation: wait until a descriptor can be written.\n\n"
                                 ">>> await wait_writable(sock)\n>>> n = sock.send(data)");

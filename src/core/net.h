@@ -37,23 +37,25 @@ typedef struct {
     struct epoll_event all[POLL_EVENTS];
 } PollEvents;
 
-extern _Atomic int32_t netpoll_waiters; /* goroutines in words and in fdwait.c: they are not deadlocked */
-extern _Atomic uint32_t netpoll_due;    /* events have been lying there for long: somebody must look */
+extern _Atomic int32_t
+    netpoll_waiters; /* goroutines in words and in fdwait.c: they are not deadlocked */
+extern _Atomic uint32_t netpoll_due; /* events have been lying there for long: somebody must look */
 
 bool netpoll_on(void);
-uint32_t netpoll_run(void);           /* changes with every poller */
-bool netpoll_start(void);             /* false: errno */
-void netpoll_stop(void);              /* the run is over */
-PollDesc *desc_new(void);             /* NULL: no memory */
+uint32_t netpoll_run(void); /* changes with every poller */
+bool netpoll_start(void);   /* false: errno */
+void netpoll_stop(void);    /* the run is over */
+PollDesc *desc_new(void);   /* NULL: no memory */
 void desc_free(PollDesc *pd);
 bool netpoll_ctl(int op, int fd, uint32_t events, PollDesc *pd); /* false: errno */
 bool netpoll_add(int fd, PollDesc *pd); /* for good, both ways, edges only. False: errno */
 /* Detached; until then, or until `note` is set and netpoll_break called. */
 void netpoll_wait(PollEvents *events, const Note *note, int64_t until_ns);
 void netpoll_break(void);
-int netpoll_look(M *m);               /* without waiting; P in P_RUNNING. How many were woken */
+int netpoll_look(M *m); /* without waiting; P in P_RUNNING. How many were woken */
 int netpoll_ready(M *m, const PollEvents *events); /* attached; m's P, if any, in P_RUNNING */
-bool netpoll_stalled(int64_t now_ns); /* sysmon: something is there, and nobody has looked for long */
+bool netpoll_stalled(
+    int64_t now_ns); /* sysmon: something is there, and nobody has looked for long */
 uint64_t netpoll_polls(void);
 
 static inline void netpoll_count(int n)
@@ -75,7 +77,7 @@ typedef union {
     struct sockaddr_storage storage;
 } Address;
 
-PyObject *addr_to_object(const Address *a, socklen_t len); /* as module socket has them */
+PyObject *addr_to_object(const Address *a, socklen_t len);         /* as module socket has them */
 socklen_t addr_from_object(PyObject *obj, int family, Address *a); /* 0: exception */
 
 /* ---- conn.c ------------------------------------------------------------------------------------ */

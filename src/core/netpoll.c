@@ -22,19 +22,20 @@ enum { CHUNK = 256, CHUNKS = 1 << 14 };
 #define STALL_NS SLICE_NS
 
 static struct {
-    _Atomic int epfd;             /* -1: nobody has needed it in this run */
-    int wake_fd;                  /* an eventfd, level-triggered */
-    _Atomic uint32_t run;         /* counts the pollers this process has had */
-    _Atomic uint32_t breaking;    /* somebody has written to wake_fd, and it has not been read */
-    _Atomic int32_t inside;       /* Ms in netpoll_wait: two for a moment, when one has been got out */
-    _Atomic uint32_t looking;     /* an M is in netpoll_look: one at a time is enough */
-    _Atomic uint64_t polls;       /* calls of the kernel: what sysmon watches */
-    uint64_t seen_polls;          /* by sysmon */
+    _Atomic int epfd;          /* -1: nobody has needed it in this run */
+    int wake_fd;               /* an eventfd, level-triggered */
+    _Atomic uint32_t run;      /* counts the pollers this process has had */
+    _Atomic uint32_t breaking; /* somebody has written to wake_fd, and it has not been read */
+    _Atomic int32_t inside;    /* Ms in netpoll_wait: two for a moment, when one has been got out */
+    _Atomic uint32_t looking;  /* an M is in netpoll_look: one at a time is enough */
+    _Atomic uint64_t polls;    /* calls of the kernel: what sysmon watches */
+    uint64_t seen_polls;       /* by sysmon */
     int64_t seen_ns;
-    Lock lock;                    /* over start and stop, and all below */
+    Lock lock; /* over start and stop, and all below */
     PollDesc *free;
     uint32_t ndescs;
-    _Atomic(PollDesc *) chunks[CHUNKS]; /* set once each, so that an index may be looked up without the lock */
+    _Atomic(PollDesc *)
+        chunks[CHUNKS]; /* set once each, so that an index may be looked up without the lock */
 } net = {.epfd = -1, .wake_fd = -1};
 
 _Atomic int32_t netpoll_waiters;
@@ -220,8 +221,8 @@ static int epoll_until(int epfd, PollEvents *events, int64_t until_ns)
 void netpoll_wait(PollEvents *events, const Note *note, int64_t until_ns)
 {
     atomic_fetch_add(&net.inside, 1);
-    int n = atomic_load(&note->word) == 0 ? epoll_until(atomic_load(&net.epfd), events, until_ns)
-                                          : 0;
+    int n =
+        atomic_load(&note->word) == 0 ? epoll_until(atomic_load(&net.epfd), events, until_ns) : 0;
     atomic_fetch_sub(&net.inside, 1);
     atomic_fetch_add_explicit(&net.polls, 1, memory_order_relaxed);
     events->n = n > 0 ? n : 0; /* a signal: whoever waits looks round and comes back */

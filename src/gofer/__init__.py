@@ -13,7 +13,7 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
 from gofer import atomic, context, signals, singleflight
 from gofer._core import (
@@ -56,7 +56,7 @@ from gofer._select import Selected
 from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from gofer import net, process
 
 __version__ = "0.1.0"
@@ -111,7 +111,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name in ("net", "process"):  # they need module socket: imported by who uses them
         import importlib
 

@@ -1,10 +1,10 @@
-from _typeshed import HasFileno
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from traceback import StackSummary
 from types import GenericAlias, ModuleType
-from typing import Any, Generic, TypeVar, final, overload
+from typing import Any, Generic, Self, TypeVar, final, overload
 
-from typing_extensions import Buffer, Self
+from _typeshed import HasFileno
+from typing_extensions import Buffer
 
 from gofer._select import Selected
 

@@ -29,9 +29,7 @@ class Target(NamedTuple):
 
 def _lookup(host: str | None, port: int, kind: int, flags: int) -> list[Target]:
     found = socket.getaddrinfo(host, port, type=kind, flags=flags)
-    return list(
-        dict.fromkeys(Target(family, kind, address) for family, _, _, _, address in found)
-    )
+    return list(dict.fromkeys(Target(family, kind, address) for family, _, _, _, address in found))
 
 
 def check_port(port: object) -> int:

@@ -104,6 +104,7 @@ class GoExit(BaseException):
 
 for _cls in (Cancelled, Deadlock, GoroutineLeakWarning, ChannelClosed, WouldBlock):
     _cls.__module__ = "gofer"  # where users import it from, and what tracebacks should say
-for _cls in (ClosedError, IncompleteRead, LimitExceeded):
-    _cls.__module__ = "gofer.net"
 del _cls
+for _net in (ClosedError, IncompleteRead, LimitExceeded):
+    _net.__module__ = "gofer.net"
+del _net

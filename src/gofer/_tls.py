@@ -1,5 +1,6 @@
 """TLS over a Conn, with Python's ssl module doing the cryptography in memory."""
 
+import contextlib
 import ssl
 import threading
 from collections.abc import Callable
@@ -15,7 +16,7 @@ RECORDS = 65536  # encrypted before it is written: memory stays flat however muc
 
 
 class TLSConn(Conn):
-    """A Conn that encrypts. The handshake happens in dial(), or with a server's first read or write.
+    """A Conn that encrypts. The handshake happens in dial(), or with a server's first operation.
 
     One goroutine may read while another writes. A stream that ends without the peer saying so
     (close_notify) has been cut short: ssl.SSLEOFError.
@@ -39,19 +40,29 @@ class TLSConn(Conn):
         "ssl_object",
     )
 
+    ssl_object: ssl.SSLObject
+    _incoming: ssl.MemoryBIO
+    _outgoing: ssl.MemoryBIO
+    _lock: threading.Lock
+    _reading: Mutex
+    _writing: Mutex  # also keeps what is in _outgoing in order on its way out
+    _buffer: bytearray  # decrypted, not yet asked for
+    _shaken: bool
+    _said_bye: bool
+    _broken: bool
+    _eof: bool
+
     def __new__(
         cls, fd: int, tls: ssl.SSLContext, server_side: bool, server_hostname: str | None
     ) -> "TLSConn":
         self = super().__new__(cls, fd)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self.ssl_object = tls.wrap_bio(
-            self._incoming, self._outgoing, server_side, server_hostname
-        )
+        self.ssl_object = tls.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._lock = threading.Lock()
         self._reading = Mutex()
-        self._writing = Mutex()  # also keeps what is in _outgoing in order on its way out
-        self._buffer = bytearray()  # decrypted, not yet asked for
+        self._writing = Mutex()
+        self._buffer = bytearray()
         self._broken = False
         self._shaken = False
         self._said_bye = False
@@ -113,10 +124,8 @@ class TLSConn(Conn):
 
     async def _last_words(self) -> None:
         """The alert that tells the peer what is wrong, if it still listens."""
-        try:
+        with contextlib.suppress(OSError):
             await self._say()
-        except OSError:
-            pass
 
     async def _decrypt(self, n: int) -> bytes:
         """At most n bytes, b'' at the end. Holds _reading."""
@@ -246,6 +255,7 @@ class TLSListener(Listener):
     """
 
     __slots__ = ("tls",)
+    tls: ssl.SSLContext
 
     def __new__(cls, fd: int, tls: ssl.SSLContext) -> "TLSListener":
         self = super().__new__(cls, fd)

@@ -106,9 +106,7 @@ async def dial(
         async with _timeout(timeout):
             return await dial(host, port, tls=tls, server_hostname=server_hostname)
     if not tls:
-        return await _dial.connect_any(
-            await _dial.targets(host, port, socket.SOCK_STREAM)
-        )
+        return await _dial.connect_any(await _dial.targets(host, port, socket.SOCK_STREAM))
     from gofer import _tls
 
     settings = _tls.client_context(tls)
@@ -140,7 +138,8 @@ async def start_tls(
 ) -> "TLSConn":
     """Encrypt a connection from here on; `conn` itself is used up.
 
-    >>> conn = await net.start_tls(conn, ssl.create_default_context(), server_hostname="example.org")
+    >>> tls = ssl.create_default_context()
+    >>> conn = await net.start_tls(conn, tls, server_hostname="example.org")
     """
     from gofer import _tls
 
@@ -170,6 +169,7 @@ class UnixListener(Listener):
     """
 
     __slots__ = ("_path",)
+    _path: str | bytes
 
     def __new__(cls, fd: int, path: str | bytes) -> "UnixListener":
         self = super().__new__(cls, fd)
@@ -185,9 +185,7 @@ class UnixListener(Listener):
         return super().close()
 
 
-def _bound(
-    host: str | None, port: int, kind: int, reuse_port: bool
-) -> socket.socket:
+def _bound(host: str | None, port: int, kind: int, reuse_port: bool) -> socket.socket:
     """A socket bound to the first address of `host`; without one, to all of this machine."""
     found = _dial.targets_now(host, port, kind, socket.AI_PASSIVE)
     if host:
@@ -228,7 +226,7 @@ def listen(
     backlog: int = BACKLOG,
     reuse_port: bool = False,
 ) -> Listener:
-    """Wait for TCP connections. Port 0: any that is free, see `addr`. No host: all of this machine's.
+    """Wait for TCP connections. Port 0: any that is free, see `addr`. No host: all addresses.
 
     With `tls`, a server's ssl.SSLContext, its connections are encrypted. `reuse_port` lets several
     processes share a port. It need not be awaited, but may be.
@@ -249,9 +247,7 @@ def listen(
         return Listener(sock.detach())
 
 
-def listen_unix(
-    path: str | bytes | os.PathLike[str], *, backlog: int = BACKLOG
-) -> UnixListener:
+def listen_unix(path: str | bytes | os.PathLike[str], *, backlog: int = BACKLOG) -> UnixListener:
     """Wait for connections on a Unix stream socket. close() removes the path.
 
     >>> async with net.listen_unix("/run/app.sock") as listener:
@@ -276,7 +272,7 @@ def listen_udp(host: str | None, port: int, *, reuse_port: bool = False) -> Pack
 
 
 def open_fd(fd: int) -> Conn:
-    """A Conn from a descriptor: a pipe, a terminal, a socket. It owns it, and makes it non-blocking.
+    """A Conn from a descriptor, of a pipe, a terminal or a socket, which it owns from then on.
 
     >>> reader, writer = (net.open_fd(fd) for fd in os.pipe())
     """

@@ -23,4 +23,8 @@ NAMES = (
     "sleeps",
     "parked",
     "cpu",
+    "echo",
+    "latency",
+    "idle",
+    "http",
 )

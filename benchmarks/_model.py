@@ -33,6 +33,7 @@ class Sample:
     grown_bytes: int  # resident memory at the end of the measured part minus at its start
     peak_bytes: int  # the process's highest resident memory so far
     gil: bool = False  # the GIL was on: on a free-threaded build some import switched it on
+    p99_us: float = 0.0  # of the latency, where a load program says it
 
 
 @dataclass
@@ -131,6 +132,8 @@ def _show_ns(value: float) -> str:
 
 
 NS_PER_OP = Metric("time per op", lambda s: s.seconds / s.ops * 1e9, _show_ns)
+CPU_PER_OP = Metric("CPU per op", lambda s: s.cpu_seconds / s.ops * 1e9, _show_ns)
+P99 = Metric("p99 latency", lambda s: s.p99_us * 1e3, _show_ns)
 CPU_SECONDS = Metric("CPU time", lambda s: s.cpu_seconds, lambda v: f"{v:.3f} s")
 WALL_SECONDS = Metric("wall time", lambda s: s.seconds, lambda v: f"{v:.3f} s")
 BYTES_PER_OP = Metric("bytes each", lambda s: s.grown_bytes / s.ops, lambda v: f"{v:.0f} B")
@@ -165,6 +168,7 @@ class Workload:
     ops: Callable[[Size], int]
     cases: tuple[Case, ...]
     bars: tuple[Bar, ...] = ()
+    load: str = ""  # the program under load/ that the cases use, see _load
 
     def __post_init__(self) -> None:
         keys = [case.key for case in self.cases]

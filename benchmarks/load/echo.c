@@ -1,9 +1,11 @@
-/* Load for an echo server: `echo port=P conns=C size=S requests=N rate=R`.
+/* Load for an echo server: `echo port=P conns=C size=S requests=N rate=R http=0|1`.
  *
  * C connections, each with one request under way: it writes S bytes and reads S bytes, which must be the same.
  * One thread, epoll, so that it needs less of the machine than any server. After a tenth of the requests it
  * prints "ready" and waits for a line on stdin; then N requests are counted. With a rate it starts R requests a
- * second, on connections that are free, and latency counts from when a request was due. Prints one JSON line. */
+ * second, on connections that are free, and latency counts from when a request was due. With http a request is
+ * a GET, and an answer is as long as the first one was. Without requests it only holds the connections, until
+ * stdin ends. Prints one JSON line. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +27,8 @@ typedef struct {
     int64_t since_ns;
 } Connection;
 
-static long port, conns, size, requests, rate;
+static long port, conns, size, requests, rate, http;
+static long answer; /* bytes of one */
 static Connection *all;
 static char *out, *in;
 static int poller;
@@ -77,15 +80,15 @@ static void start(Connection *c, int64_t due_ns)
 /* True: an answer is complete. */
 static int receive(Connection *c)
 {
-    ssize_t n = recv(c->fd, in, (size_t)(size - c->got), MSG_DONTWAIT);
+    ssize_t n = recv(c->fd, in, (size_t)(answer - c->got), MSG_DONTWAIT);
     if (n < 0 && errno == EAGAIN) {
         return 0;
     }
-    if (n <= 0 || memcmp(in, out + c->got, (size_t)n) != 0) {
+    if (n <= 0 || (!http && memcmp(in, out + c->got, (size_t)n) != 0)) {
         die(n <= 0 ? "recv" : "what came back is not what was sent");
     }
     c->got += n;
-    return c->got == size;
+    return c->got == answer;
 }
 
 static void run(long total, int measure)
@@ -133,6 +136,23 @@ static void run(long total, int measure)
     }
 }
 
+/* How long an answer is: all that comes within 0.3 s. */
+static void measure_answer(void)
+{
+    struct timeval patience = {.tv_usec = 300000};
+    ssize_t n;
+    setsockopt(all[0].fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    if (send(all[0].fd, out, (size_t)size, MSG_NOSIGNAL) != size) {
+        die("send");
+    }
+    while ((n = recv(all[0].fd, in, 65536, 0)) > 0) {
+        answer += n;
+    }
+    if (answer == 0) {
+        die("no answer");
+    }
+}
+
 static int by_size(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -150,7 +170,7 @@ int main(int argc, char **argv)
     struct {
         const char *name;
         long *value;
-    } wanted[] = {{"port", &port}, {"conns", &conns}, {"size", &size}, {"requests", &requests}, {"rate", &rate}};
+    } wanted[] = {{"port", &port}, {"conns", &conns}, {"size", &size}, {"requests", &requests}, {"rate", &rate}, {"http", &http}};
     for (int i = 1; i < argc; i++) {
         for (size_t k = 0; k < sizeof wanted / sizeof *wanted; k++) {
             size_t len = strlen(wanted[k].name);
@@ -159,24 +179,32 @@ int main(int argc, char **argv)
             }
         }
     }
-    if (port <= 0 || conns <= 0 || size <= 0 || requests <= 0) {
-        fprintf(stderr, "port, conns, size and requests must be given\n");
+    if (port <= 0 || conns <= 0 || (size <= 0 && !http)) {
+        fprintf(stderr, "port, conns and size must be given\n");
         return 2;
     }
+    static char get[] = "GET / HTTP/1.1\r\nHost: localhost\r\nUser-Agent: load\r\nAccept: */*\r\n\r\n";
+    size = http ? (long)strlen(get) : size;
+    answer = http ? 0 : size;
     all = calloc((size_t)conns, sizeof *all);
-    out = malloc((size_t)size);
-    in = malloc((size_t)size);
-    latencies = calloc((size_t)requests, sizeof *latencies);
-    for (long i = 0; i < size; i++) {
+    out = http ? get : malloc((size_t)size);
+    in = malloc(65536 + (size_t)size);
+    latencies = calloc((size_t)requests + 1, sizeof *latencies);
+    for (long i = 0; !http && i < size; i++) {
         out[i] = (char)(i * 7 + i / 251);
     }
     poller = epoll_create1(0);
     connect_all();
-    run(requests / 10 + conns, 0);
+    if (http) {
+        measure_answer();
+    }
+    if (requests > 0) {
+        run(requests / 10 + conns, 0);
+    }
     printf("ready\n");
     fflush(stdout);
-    if (getchar() == EOF) {
-        return 1;
+    if (getchar() == EOF || requests == 0) {
+        return 0;
     }
     int64_t begin = now_ns();
     run(requests, 1);

@@ -395,19 +395,17 @@ def test_short_sleeps_are_short_in_the_poller() -> None:
 
 
 def test_an_idle_server_uses_no_cpu(procs: int) -> None:
-    async def main() -> tuple[float, int]:
+    async def main() -> float:
         async with net.listen("127.0.0.1", 0) as listener:
             g = gofer.go(raised_by, listener.accept())
             await gofer.sleep(0.2)
-            cpu, polls = time.process_time(), _core.counters()["polls"]
+            cpu = time.process_time()
             await gofer.sleep(0.5)
-            used = time.process_time() - cpu, _core.counters()["polls"] - polls
+            used = time.process_time() - cpu
         await g
         return used
 
-    cpu, polls = gofer.run(main, procs=procs)
-    assert cpu < 0.1
-    assert polls < 50
+    assert gofer.run(main, procs=procs) < 0.1
 
 
 def test_signals_reach_the_main_thread_while_it_waits_in_the_poller() -> None:

@@ -19,7 +19,8 @@
 #include <unistd.h>
 
 enum { CHUNK = 256, CHUNKS = 1 << 14 };
-#define STALL_NS SLICE_NS
+#define STALL_NS      SLICE_NS  /* nobody has polled for so long: something is wrong ... */
+#define IDLE_STALL_NS 1000000LL /* ... sooner if there is an idle P */
 
 static struct {
     _Atomic int epfd;          /* -1: nobody has needed it in this run */
@@ -272,12 +273,14 @@ static int side_ready(M *m, PollDesc *pd, int side)
         return 0;
     }
     netpoll_count(-1);
-    if (!goready(m, (G *)was, false)) {
+    if (!goready_quietly(m, (G *)was)) {
         drop_later(m, (PyObject *)was);
     }
     return 1;
 }
 
+/* One that is woken, we run ourselves: for that another M is not worth its switch. If it computes for long, sysmon
+ * sees to it that somebody polls. */
 int netpoll_ready(M *m, const PollEvents *events)
 {
     int woken = 0;
@@ -305,6 +308,9 @@ int netpoll_ready(M *m, const PollEvents *events)
             woken += side_ready(m, pd, SIDE_WRITE);
         }
     }
+    if (woken > 1 || (woken > 0 && m->p == NULL)) {
+        wakep();
+    }
     return woken;
 }
 
@@ -316,7 +322,8 @@ bool netpoll_stalled(int64_t now_ns)
         net.seen_ns = now_ns;
         return false;
     }
-    if (!netpoll_on() || now_ns - net.seen_ns < STALL_NS || atomic_load(&netpoll_waiters) == 0) {
+    int64_t patience = atomic_load(&sched.npidle) > 0 ? IDLE_STALL_NS : STALL_NS;
+    if (!netpoll_on() || now_ns - net.seen_ns < patience || atomic_load(&netpoll_waiters) == 0) {
         return false;
     }
     struct pollfd p = {.fd = atomic_load(&net.epfd), .events = POLLIN};

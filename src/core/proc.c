@@ -671,13 +671,12 @@ static void *m_main(void *arg)
 
 /* ---- making goroutines runnable ---- */
 
-static void ready_queue(M *m, G *g, bool next)
+static void ready_put(M *m, G *g, bool next)
 {
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
-        return;
     }
-    if (m != NULL && m->p != NULL) {
+    else if (m != NULL && m->p != NULL) {
         runq_put(m->p, g, next);
     }
     else {
@@ -685,6 +684,11 @@ static void ready_queue(M *m, G *g, bool next)
         globrunq_put(g);
         unlock(&sched.lock);
     }
+}
+
+static void ready_queue(M *m, G *g, bool next)
+{
+    ready_put(m, g, next);
     if (sched.procs > 1 || m == NULL || m->p == NULL) { /* else we hold the only P there is */
         wakep();
     }
@@ -700,8 +704,8 @@ void start_g(G *g, bool next)
     }
 }
 
-/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
-bool goready(M *m, G *g, bool next)
+/* True: it must be queued, by the caller. */
+static bool make_runnable(G *g)
 {
     uint32_t s = atomic_load(&g->state);
     for (;;) {
@@ -724,13 +728,29 @@ bool goready(M *m, G *g, bool next)
             continue;
         }
         if (atomic_compare_exchange_weak(&g->state, &s, to)) {
-            if ((to & G_STATE) != G_RUNNABLE) {
-                return false;
-            }
-            ready_queue(m, g, next);
-            return true;
+            return (to & G_STATE) == G_RUNNABLE;
         }
     }
+}
+
+/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
+bool goready(M *m, G *g, bool next)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_queue(m, g, next);
+    return true;
+}
+
+/* The same, but waking another M is left to the caller: wakep(). */
+bool goready_quietly(M *m, G *g)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_put(m, g, false);
+    return true;
 }
 
 void ready_from_user(G *g, bool next)

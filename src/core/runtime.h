@@ -473,6 +473,7 @@ static inline void live_add(M *m, int kind, int n)
 void schedule(M *m);                   /* run goroutines until the runtime ends */
 void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
+bool goready_quietly(M *m, G *g);      /* at the tail, and the caller sees to wakep() */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */

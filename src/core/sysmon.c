@@ -18,6 +18,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#define LATE_NS 1000000LL /* of a timer that nobody serves */
+
 static pthread_t thread;
 static bool started;
 static _Atomic uint32_t stopping;
@@ -179,6 +181,10 @@ static void *sysmon(void *Py_UNUSED(arg))
         if (netpoll_stalled(now)) {
             atomic_store(&netpoll_due, 1); /* all Ms are busy: the next that comes by looks ... */
             wakep();                       /* ... or one that sleeps, if there is a P for it */
+        }
+        else if (atomic_load(&sched.npidle) > 0 && atomic_load(&sched.poll_until_ns) == 0 &&
+                 timers_next() < now - LATE_NS) {
+            wakep(); /* the M that watched the timers is busy */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now) > 0) {

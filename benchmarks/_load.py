@@ -59,7 +59,7 @@ def _drive(job: Job, sizes: dict[str, int]) -> None:
             process.stdin.flush()
             line = process.stdout.readline()
         assert job.sample is not None
-        job.sample = dataclasses.replace(job.sample, p99_us=json.loads(line)["p99_us"])
+        job.sample = dataclasses.replace(job.sample, p99_seconds=json.loads(line)["p99_us"] / 1e6)
         job.emit_and_exit()
 
 

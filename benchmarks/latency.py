@@ -7,7 +7,7 @@ before has been answered or not. Latency counts from when a request was due.
 from __future__ import annotations
 
 from benchmarks import _servers
-from benchmarks._model import P99, Bar, Case, Workload, with_procs
+from benchmarks._model import P99_DELAY, Bar, Case, Workload, with_procs
 
 OURS = "gofer-p1/streams"
 
@@ -15,7 +15,7 @@ WORKLOAD = Workload(
     name="latency",
     title="echo server at half load, 50 connections, 1 KB",
     how_to_read="99 of 100 requests were answered within this time.",
-    metric=P99,
+    metric=P99_DELAY,
     size={"requests": 60_000, "conns": 50, "size": 1024, "rate": 20_000},
     quick={"requests": 6_000, "conns": 50, "size": 1024, "rate": 5_000},
     ops=lambda size: size["requests"],

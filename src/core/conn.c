@@ -114,7 +114,6 @@ struct IoOp {
 };
 
 static PyTypeObject Descriptor_Type, Conn_Type, Listener_Type, PacketConn_Type, IoOp_Type;
-static PyObject *done_op; /* what close() gives: `await conn.close()` is fine too */
 
 static int io_side(const IoOp *op)
 {
@@ -829,15 +828,11 @@ static Try try_now(M *m, IoOp *op, PyObject **value)
 static IoOp *ioop_new(Conn *c, IoKind kind)
 {
     M *m = tls_m;
-    IoOp *op = free_list_pop(m, FREE_IO);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &IoOp_Type);
-    }
-    else if ((op = PyObject_New(IoOp, &IoOp_Type)) == NULL) {
+    IoOp *op = object_new(m, FREE_IO, &IoOp_Type);
+    if (op == NULL) {
         return NULL;
     }
     memset((char *)op + sizeof(PyObject), 0, sizeof(IoOp) - sizeof(PyObject));
-    live_add(m, LIVE_OP, 1);
     op->conn = (Conn *)Py_NewRef(c);
     op->kind = (uint8_t)kind;
     return op;
@@ -1112,10 +1107,7 @@ static void ioop_dealloc(PyObject *self)
     Py_XDECREF(op->value);
     Py_XDECREF(op->who);
     Py_DECREF(op->conn);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_IO, self)) {
-        PyObject_Free(self);
-    }
+    object_free(m, FREE_IO, self);
 }
 
 static PyObject *ioop_repr(PyObject *self)
@@ -1247,7 +1239,7 @@ static void descriptor_dealloc(PyObject *self)
 static PyObject *descriptor_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     shut((Conn *)self, false);
-    return Py_NewRef(done_op);
+    return Py_NewRef((PyObject *)&done_op); /* may be awaited, need not be */
 }
 
 static PyObject *descriptor_detach(PyObject *self, PyObject *Py_UNUSED(a))
@@ -1709,7 +1701,7 @@ static PyObject *conn_close_write(PyObject *self, PyObject *Py_UNUSED(a))
         errno = error;
         return PyErr_SetFromErrno(PyExc_OSError);
     }
-    return Py_NewRef(done_op);
+    return Py_NewRef((PyObject *)&done_op); /* may be awaited, need not be */
 }
 
 PyDoc_STRVAR(read_doc,
@@ -1913,6 +1905,5 @@ bool conn_module_init(PyObject *mod)
             return false;
         }
     }
-    done_op = ready_new(Py_None);
-    return done_op != NULL && PyType_Ready(&IoOp_Type) == 0;
+    return PyType_Ready(&IoOp_Type) == 0;
 }

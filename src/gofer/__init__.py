@@ -40,7 +40,9 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import wait_future
 from gofer._group import Group
+from gofer._offload import offload
 from gofer._run import (
     blocking,
     current,
@@ -98,6 +100,7 @@ __all__ = [
     "net",
     "num_cpu",
     "num_goroutine",
+    "offload",
     "once_value",
     "process",
     "run",
@@ -108,6 +111,7 @@ __all__ = [
     "sleep",
     "timeout",
     "unlock_os_thread",
+    "wait_future",
 ]
 
 

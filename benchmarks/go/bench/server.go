@@ -68,7 +68,7 @@ func Echo() {
 		"cpu_seconds": cpu,
 		"grown_bytes": statusBytes("VmRSS:") - m.rss,
 		"peak_bytes":  statusBytes("VmHWM:"),
-		"p99_us":      said.P99,
+		"p99_seconds": said.P99 / 1e6,
 	})
 	if err != nil {
 		panic(err)

@@ -1,7 +1,7 @@
 """Latency: how long does a request take when the server is half busy?
 
-The servers of echo.py, but requests come at a fixed rate that all of them can stand, whether the one
-before has been answered or not. Latency counts from when a request was due.
+The servers of echo.py, but requests come at a fixed rate that all of them can stand, whether the
+one before has been answered or not. Latency counts from when a request was due.
 """
 
 from __future__ import annotations

@@ -25,4 +25,8 @@ NAMES = (
     "parked",
     "cpu",
     "stall",
+    "echo",
+    "latency",
+    "idle",
+    "http",
 )

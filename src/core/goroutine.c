@@ -21,14 +21,20 @@ static const char *const wait_reasons[] = {
     [WAIT_GROUP] = "sync.WaitGroup.Wait",
     [WAIT_COND] = "sync.Cond.Wait",
     [WAIT_SEMA] = "semacquire",
+    [WAIT_IO] = "IO wait",
     [WAIT_FUTURE] = "future wait",
 };
 
 /* ---- allocation ---- */
 
+static bool is_plain(int kind) /* of no interest to the collector */
+{
+    return kind == FREE_SLEEP || kind == FREE_IO;
+}
+
 void *object_new_slow(M *m, int kind, PyTypeObject *type)
 {
-    PyObject *op = kind == FREE_SLEEP ? _PyObject_New(type) : _PyObject_GC_New(type);
+    PyObject *op = is_plain(kind) ? _PyObject_New(type) : _PyObject_GC_New(type);
     if (op != NULL) {
         live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, 1);
     }
@@ -38,7 +44,7 @@ void *object_new_slow(M *m, int kind, PyTypeObject *type)
 void object_free_slow(M *m, int kind, PyObject *op)
 {
     live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, -1);
-    if (kind == FREE_SLEEP) {
+    if (is_plain(kind)) {
         PyObject_Free(op);
     }
     else {

@@ -1,6 +1,7 @@
 /* The extension module gofer._core. Its types and the scheduler are static: there is one runtime in a
  * process, and subinterpreters are refused. */
 #include "future.h"
+#include "net.h"
 
 PyDoc_STRVAR(
     go_doc,
@@ -54,6 +55,9 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"GoExit", &hooks.GoExit},
         {"ChannelClosed", &hooks.ChannelClosed},
         {"WouldBlock", &hooks.WouldBlock},
+        {"ClosedError", &hooks.Closed},
+        {"IncompleteRead", &hooks.IncompleteRead},
+        {"LimitExceeded", &hooks.LimitExceeded},
         {"Selected", &hooks.Selected},
         {"as_coroutine", &hooks.as_coroutine},
         {"limited", &hooks.limited},
@@ -104,8 +108,8 @@ static int module_exec(PyObject *mod)
     }
     run_module_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) ||
-        PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
+        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
         PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;

@@ -40,7 +40,7 @@
  *   too, whether it spun or not. (In Go only spinning Ms do, and a flag `needspinning` makes up for it.)
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
-#include "runtime.h"
+#include "net.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -238,6 +238,16 @@ static void idle_m_add(M *m) /* sched.lock */
     sched.nmidle++;
 }
 
+/* It has been taken off the idle list: let it go on. It may be gone when this returns. */
+static void m_wake(M *m)
+{
+    bool polls = m->polls;
+    note_wake(&m->note);
+    if (polls) {
+        netpoll_break();
+    }
+}
+
 /* The one that slept least, but not the one that watches the timers, unless no P is left idle for which it
  * could do so. */
 static M *idle_m_get(void) /* sched.lock */
@@ -299,6 +309,8 @@ void m_fini(M *m)
     }
     PyMem_RawFree(m->drops.items);
     m->drops = (Drops){0};
+    PyMem_RawFree(m->scratch);
+    m->scratch = NULL;
 }
 
 void m_unlink(M *m)
@@ -403,7 +415,7 @@ void start_m(bool spinning)
     }
     unlock(&sched.lock);
     if (asleep) {
-        note_wake(&m->note);
+        m_wake(m);
     }
     else if (m == NULL && spinning) {
         atomic_fetch_sub(&sched.nmspinning, 1);
@@ -439,7 +451,7 @@ void poller_look(int64_t when_ns)
         M *m = sched.poller;
         if (m != NULL) {
             idle_m_remove(m);
-            note_wake(&m->note); /* without a P: it looks again and sleeps again */
+            m_wake(m); /* without a P: it looks again and sleeps again */
         }
         unlock(&sched.lock);
     }
@@ -465,11 +477,11 @@ void wake_m0(void)
     M *m0 = sched.m0;
     if (m0->on_idle_list) {
         idle_m_remove(m0);
-        note_wake(&m0->note);
+        m_wake(m0);
     }
     else if (m0->on_wired_list) { /* it runs the handlers and sleeps again */
         wired_m_remove(m0);
-        note_wake(&m0->note);
+        m_wake(m0);
     }
 }
 
@@ -483,16 +495,17 @@ void wake_all_ms(void)
     while (sched.idle_ms != NULL) {
         M *m = sched.idle_ms;
         idle_m_remove(m);
-        note_wake(&m->note);
+        m_wake(m);
     }
 }
 
-/* sched.lock: all Ms sleep, nothing is queued and no timer runs. Not whether there is a poller: its timer may have
+/* sched.lock: all Ms sleep, nothing is queued, no timer runs and nobody waits for a descriptor. Not whether there is a poller: its timer may have
  * been taken back. */
 bool nobody_works(void)
 {
     return sched.nmidle + sched.nmwired == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-           atomic_load(&sched.m0_slot) == NULL && timers_next() == TIME_NEVER;
+           atomic_load(&sched.m0_slot) == NULL && timers_next() == TIME_NEVER &&
+           atomic_load(&netpoll_waiters) == 0;
 }
 
 /* M0 is about to sleep: run Python's signal handlers and pending calls. They are no goroutine's code, even if one
@@ -508,8 +521,8 @@ static void run_handlers(M *m)
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
 }
 
-/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
- * timer. Attached, without P. (The network poller will do its blocking wait here.) */
+/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next timer or
+ * until a descriptor is ready. Attached, without P. */
 static void stop_m(M *m)
 {
     if (m == sched.m0) {
@@ -529,19 +542,26 @@ static void stop_m(M *m)
     idle_m_add(m);
     note_clear(&m->note);
     int64_t until = TIME_NEVER;
-    if (sched.poller == NULL && sched.idle_ps != NULL && (until = timers_next()) != TIME_NEVER) {
+    bool poller = false;
+    m->polls = false;
+    if (sched.poller == NULL && sched.idle_ps != NULL) {
+        until = timers_next();
+        m->polls = netpoll_on();
+        poller = until != TIME_NEVER || m->polls;
+    }
+    if (poller) {
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
     bool dead = nobody_works();
     unlock(&sched.lock);
-    if (until != TIME_NEVER) {
+    if (poller) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
     }
-    else if (dead) {
+    if (dead && until == TIME_NEVER) {
         until = check_dead();
     }
 
@@ -555,9 +575,17 @@ static void stop_m(M *m)
         until = again < until ? again : until;
     }
 
+    PollEvents events;
     bool woken;
+    events.n = 0;
     Py_BEGIN_ALLOW_THREADS
-    woken = note_sleep(&m->note, until);
+    if (m->polls) {
+        netpoll_wait(&events, &m->note, until);
+        woken = atomic_load_explicit(&m->note.word, memory_order_acquire) != 0;
+    }
+    else {
+        woken = note_sleep(&m->note, until);
+    }
     if (!woken) {
         lock(&sched.lock);
         bool ours = m->on_idle_list;
@@ -575,6 +603,12 @@ static void stop_m(M *m)
     if (m->p != NULL) {
         p_enter(m);
     }
+    if (events.n > 0) { /* edges come once: they are ours to deliver, whatever else woke us */
+        if (m->p == NULL) {
+            get_idle_p(m);
+        }
+        netpoll_ready(m, &events);
+    }
 }
 
 /* ---- goroutines that run on one thread only ---- */
@@ -585,8 +619,9 @@ void handoff_p(M *m)
 {
     P *p = m->p;
     m->p = NULL;
-    bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
-    bool work = timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
+    bool watch = atomic_load(&sched.poll_until_ns) == 0 &&
+                 (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
+    bool work = watch || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
     p_idle(p);
     if (work) {
         start_m(false);
@@ -824,7 +859,7 @@ static bool hand_to_other(M *m, G *g)
     }
     unlock(&sched.lock);
     if (asleep) {
-        note_wake(&other->note);
+        m_wake(other);
     }
     if (other != NULL) {
         return true;
@@ -863,11 +898,12 @@ static void m_gone(M *m)
                 /* We were the last to be awake: somebody must see whether that is for ever. */
                 if (other->on_idle_list) {
                     idle_m_remove(other);
+                    m_wake(other);
                 }
                 else {
                     wired_m_remove(other);
+                    m_wake(other);
                 }
-                note_wake(&other->note);
             }
         }
     }
@@ -903,13 +939,12 @@ static void *m_main(void *arg)
 
 /* ---- making goroutines runnable ---- */
 
-static void ready_queue(M *m, G *g, bool next)
+static void ready_put(M *m, G *g, bool next)
 {
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
-        return;
     }
-    if (m != NULL && m->p != NULL) {
+    else if (m != NULL && m->p != NULL) {
         runq_put(m->p, g, next);
     }
     else {
@@ -917,6 +952,11 @@ static void ready_queue(M *m, G *g, bool next)
         globrunq_put(g);
         unlock(&sched.lock);
     }
+}
+
+static void ready_queue(M *m, G *g, bool next)
+{
+    ready_put(m, g, next);
     if (sched.procs > 1 || m == NULL || m->p == NULL) { /* else we hold the only P there is */
         wakep();
     }
@@ -932,8 +972,8 @@ void start_g(G *g, bool next)
     }
 }
 
-/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
-bool goready(M *m, G *g, bool next)
+/* True: it must be queued, by the caller. */
+static bool make_runnable(G *g)
 {
     uint32_t s = atomic_load(&g->state);
     if (unlikely(compat_is_garbage((PyObject *)g))) {
@@ -959,13 +999,29 @@ bool goready(M *m, G *g, bool next)
             continue;
         }
         if (atomic_compare_exchange_weak(&g->state, &s, to)) {
-            if ((to & G_STATE) != G_RUNNABLE) {
-                return false;
-            }
-            ready_queue(m, g, next);
-            return true;
+            return (to & G_STATE) == G_RUNNABLE;
         }
     }
+}
+
+/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
+bool goready(M *m, G *g, bool next)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_queue(m, g, next);
+    return true;
+}
+
+/* The same, but waking another M is left to the caller: wakep(). */
+bool goready_quietly(M *m, G *g)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_put(m, g, false);
+    return true;
 }
 
 void ready_from_user(G *g, bool next)
@@ -1459,6 +1515,10 @@ static G *find_runnable(M *m, bool *inherit)
             timers_run(m, p, &now_ns);
         }
 
+        if (unlikely(atomic_load_explicit(&netpoll_due, memory_order_relaxed))) {
+            netpoll_look(m);
+        }
+
         *inherit = false;
         if (atomic_load_explicit(&p->tick, memory_order_relaxed) % GLOBAL_TICK == 0 &&
             atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
@@ -1480,7 +1540,11 @@ static G *find_runnable(M *m, bool *inherit)
                 return g;
             }
         }
-        /* The network poller, without blocking, comes here. */
+        if (atomic_load_explicit(&netpoll_waiters, memory_order_relaxed) > 0 &&
+            atomic_load_explicit(&sched.poll_until_ns, memory_order_relaxed) == 0 &&
+            netpoll_look(m) > 0 && (g = local_get(m, inherit)) != NULL) {
+            return g;
+        }
         if (sched.procs > 1) {
             int busy = sched.procs - atomic_load_explicit(&sched.npidle, memory_order_relaxed);
             bool may_spin = HAVE_GIL || m->spinning || 2 * atomic_load(&sched.nmspinning) < busy;
@@ -1553,7 +1617,7 @@ static bool give_to_m0(M *m, G *g)
     }
     unlock(&sched.lock);
     if (idle) {
-        note_wake(&m0->note);
+        m_wake(m0);
     }
     else {
         sysmon_poke();

@@ -16,7 +16,7 @@
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
-#include "runtime.h"
+#include "net.h"
 
 #include <unistd.h>
 
@@ -771,6 +771,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
         timers_discard(sched.allp[i]); /* of operations that somebody began by hand */
     }
+    netpoll_stop();
     Py_DECREF(g);
     drop_now(m);
     if (pending != NULL) {
@@ -1122,14 +1123,16 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         preempts += atomic_load(&p->npreempt);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G],
-                         "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
-                         "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
-                         "spills", (unsigned long long)spills, "handoffs",
-                         (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
-                         "stopped_threads", (int)atomic_load(&preempt_stopped), "helper_threads",
-                         helpers, "threads", threads, "idle_threads", idle, "global_queue",
-                         (int)atomic_load(&sched.runq_size), "ring_size", (int)RING_SIZE);
+    return Py_BuildValue(
+        "{sLsLsLsisKsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+        (long long)n[LIVE_OP], "connections", (long long)n[LIVE_CONN], "io_waiters",
+        (int)atomic_load(&netpoll_waiters), "polls", (unsigned long long)netpoll_polls(), "timers",
+        (unsigned long long)timers, "ticks", (unsigned long long)ticks, "steals",
+        (unsigned long long)steals, "spills", (unsigned long long)spills, "handoffs",
+        (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
+        "stopped_threads", (int)atomic_load(&preempt_stopped), "helper_threads", helpers, "threads",
+        threads, "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
+        "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {

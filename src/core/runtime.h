@@ -205,6 +205,7 @@ typedef enum {
     WAIT_GROUP,
     WAIT_COND,
     WAIT_SEMA,
+    WAIT_IO,
     WAIT_FUTURE,
 } WaitReason;
 
@@ -282,8 +283,8 @@ typedef struct { /* memory of dead objects, chained through their first bytes af
     _Atomic(PyObject *) spare; /* owned, or NULL: see spare_put */
 } FreeList;
 
-enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
-enum { LIVE_G, LIVE_OP, LIVE_KINDS };
+enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_IO, FREE_KINDS };
+enum { LIVE_G, LIVE_OP, LIVE_CONN, LIVE_KINDS };
 
 /* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1, owners of
  * timers that are due (see timer_due) and records that count (see join_count). */
@@ -333,6 +334,8 @@ struct M {
     PyObject *context;   /* an empty Context, always entered on this thread */
     PyObject *stop;      /* a StopIteration to use again and again: see op_iternext */
     Note note;
+    bool polls;               /* sched.lock to write: it sleeps in the poller, not on the note */
+    char *scratch;            /* conn.c reads into it: SCRATCH bytes, or NULL */
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
@@ -487,8 +490,9 @@ static inline bool sharing(void)
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
     PyObject *Cancelled, *Deadlock, *GoExit, *ChannelClosed, *WouldBlock;
-    PyObject *Selected;      /* the named tuple */
-    PyObject *as_coroutine;  /* (awaitable) -> coroutine that awaits it */
+    PyObject *Closed, *IncompleteRead, *LimitExceeded; /* of net */
+    PyObject *Selected;                                /* the named tuple */
+    PyObject *as_coroutine;                            /* (awaitable) -> coroutine that awaits it */
     PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
     PyObject *attach_thread; /* () -> None: on each new M */
     PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
@@ -610,6 +614,7 @@ static inline void *spare_take(M *m, int kind)
 void schedule(M *m);                   /* run goroutines until the runtime ends */
 void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
+bool goready_quietly(M *m, G *g);      /* at the tail, and the caller sees to wakep() */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
@@ -681,7 +686,7 @@ G *globrunq_get_batch(P *p);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
-typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT } TimerKind;
+typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT, TIMER_CONN } TimerKind;
 
 struct Timer {
     int64_t when_ns;
@@ -708,6 +713,7 @@ void functimer_due(PyObject *owner);
 void functimer_dropped(PyObject *owner);
 void context_due(PyObject *owner);
 void context_dropped(PyObject *owner);
+/* conn_due, conn_dropped: net.h */
 void timers_move(P *to, P *from); /* world stopped */
 int64_t timers_next(void);
 void timers_discard(P *p);

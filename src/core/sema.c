@@ -20,11 +20,11 @@ typedef enum { MUTEX_LOCK, RW_LOCK, RW_RLOCK, WG_WAIT, COND_WAIT, SEM_ACQUIRE } 
 typedef struct {
     PyObject_HEAD
     ObjLock lock;
-    uint8_t inherited;     /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
-    _Alignas(4)            /* compilers look at all three at once, and not at the lock beside them */
-        bool locked;       /* Mutex, RWMutex: by a writer */
-    bool woken;            /* Mutex: somebody is on its way to try again */
-    bool starving;         /* Mutex: handed over, no barging */
+    uint8_t inherited; /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
+    _Alignas(4)        /* compilers look at all three at once, and not at the lock beside them */
+        bool locked;   /* Mutex, RWMutex: by a writer */
+    bool woken;        /* Mutex: somebody is on its way to try again */
+    bool starving;     /* Mutex: handed over, no barging */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */

@@ -5,16 +5,19 @@
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - the network, when no M has looked for 10 ms: it then sees to it that one does (netpoll.c);
  *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
  *     (retake), as Go does with a P in a system call.
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
  * 2 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
-#include "runtime.h"
+#include "net.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+
+#define LATE_NS 1000000LL /* of a timer that nobody serves */
 
 static pthread_t thread;
 static bool started;
@@ -96,7 +99,7 @@ static bool nobody_hurries(void)
 static bool has_work(P *p, int64_t now)
 {
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
-           nobody_hurries();
+           nobody_hurries() || atomic_load(&netpoll_due);
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
@@ -230,6 +233,14 @@ static void *sysmon(void *Py_UNUSED(arg))
         }
         if (nobody_hurries()) {
             start_m(false); /* if there is an idle P; else retake() sees to it */
+        }
+        if (netpoll_stalled(now)) {
+            atomic_store(&netpoll_due, 1); /* all Ms are busy: the next that comes by looks ... */
+            wakep();                       /* ... or one that sleeps, if there is a P for it */
+        }
+        else if (atomic_load(&sched.npidle) > 0 && atomic_load(&sched.poll_until_ns) == 0 &&
+                 timers_next() < now - LATE_NS) {
+            wakep(); /* the M that watched the timers is busy */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now) > 0) {

@@ -4,7 +4,7 @@
  *
  * Ownership: the heap owns a reference to the object that a timer is part of. What it reaches is never a
  * leak, because the heap is a root that the collector does not look into. */
-#include "runtime.h"
+#include "net.h"
 
 #include <math.h>
 
@@ -215,6 +215,9 @@ int timers_run(M *m, P *p, int64_t *now_ns)
         case TIMER_CHAN:
             timechan_due(m, owner, *now_ns);
             break;
+        case TIMER_CONN:
+            conn_due(m, owner, *now_ns);
+            break;
         default:
             due_later(m, owner);
         }
@@ -282,6 +285,9 @@ void timers_discard(P *p)
             break;
         case TIMER_FUNC:
             functimer_dropped(owner);
+            break;
+        case TIMER_CONN:
+            conn_dropped(owner);
             break;
         default:
             context_dropped(owner);

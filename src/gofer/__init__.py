@@ -13,6 +13,8 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
+import typing as _typing
+
 from gofer import atomic, context, signals, singleflight
 from gofer._core import (
     Chan,
@@ -56,6 +58,9 @@ from gofer._select import Selected
 from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
+if _typing.TYPE_CHECKING:
+    from gofer import net, process
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -92,10 +97,12 @@ __all__ = [
     "gomaxprocs",
     "gosched",
     "lock_os_thread",
+    "net",
     "num_cpu",
     "num_goroutine",
     "offload",
     "once_value",
+    "process",
     "run",
     "select",
     "set_max_threads",
@@ -106,3 +113,11 @@ __all__ = [
     "unlock_os_thread",
     "wait_future",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in ("net", "process"):  # they need module socket: imported by who uses them
+        import importlib
+
+        return importlib.import_module(f"gofer.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

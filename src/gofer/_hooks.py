@@ -18,9 +18,12 @@ from gofer import _asyncgen, _core, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
+    ClosedError,
     Deadlock,
     GoExit,
     GoroutineLeakWarning,
+    IncompleteRead,
+    LimitExceeded,
     WouldBlock,
 )
 from gofer._future import as_case, call_submitted, future_started
@@ -29,9 +32,12 @@ from gofer._select import Selected
 __all__ = [
     "Cancelled",
     "ChannelClosed",
+    "ClosedError",
     "Deadlock",
     "GoExit",
+    "IncompleteRead",
     "Interrupted",
+    "LimitExceeded",
     "Selected",
     "WouldBlock",
     "as_case",

@@ -1,6 +1,6 @@
 /* The extension module gofer._core. Its types and the scheduler are static: there is one runtime in a
  * process, and subinterpreters are refused. */
-#include "runtime.h"
+#include "trace.h"
 
 PyDoc_STRVAR(
     go_doc,
@@ -97,6 +97,8 @@ static int module_exec(PyObject *mod)
         return -1;
     }
     run_module_init();
+    trace_init();
+    tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
         !context_module_init(mod) || !atomic_module_init(mod) ||
         PyModule_AddFunctions(mod, block_methods) < 0 ||
@@ -106,7 +108,10 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
-        PyModule_AddFunctions(mod, configure_method) < 0) {
+        PyModule_AddFunctions(mod, configure_method) < 0 ||
+        PyModule_AddFunctions(mod, trace_methods) < 0 ||
+        PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||
+        PyModule_AddFunctions(mod, traceread_methods) < 0) {
         return -1;
     }
     return 0;

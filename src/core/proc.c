@@ -41,6 +41,7 @@
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
 #include "runtime.h"
+#include "trace.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -163,6 +164,7 @@ bool p_enter_slow(M *m)
         }
         if (owner != p_owner(m, P_STOPPED_U)) {
             m->p = NULL;
+            trace_back(m);
             break;
         }
         Py_BEGIN_ALLOW_THREADS
@@ -476,6 +478,7 @@ static void stop_m(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
+        trace_proc_start(m);
     }
 }
 
@@ -486,6 +489,7 @@ static bool missed_work(void);
 void handoff_p(M *m)
 {
     P *p = m->p;
+    trace_proc_stop(m);
     m->p = NULL;
     bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
     bool work = timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
@@ -546,6 +550,7 @@ static void stop_wired(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
+        trace_proc_start(m);
     }
 }
 
@@ -553,6 +558,7 @@ static void stop_wired(M *m)
 static void hand_to_wired(M *m, G *g)
 {
     M *other = g->wired;
+    trace_proc_stop(m);
     lock(&sched.lock);
     other->nextp = m->p;
     p_give(m->p, other);
@@ -572,11 +578,15 @@ void park_wired(M *m, G *g)
     }
     uint32_t s = atomic_load(&g->state);
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
     } while (!atomic_compare_exchange_weak(&g->state, &s,
                                            (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING)));
     if (requeue) {
+        if (!yields) {
+            trace_requeue(g);
+        }
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -591,6 +601,7 @@ void park_wired(M *m, G *g)
     s = atomic_load(&g->state); /* runnable; if the runtime ends, perhaps still waiting */
     while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
     }
+    trace_start(g, false);
     if (m->p != NULL) {
         slice_mark(m->p);
         p_leave(m);
@@ -614,6 +625,7 @@ static void *m_main(void *arg)
         run_fail(compat_take_exception());
     }
     p_enter(m);
+    trace_proc_start(m);
     schedule(m);
     if (atomic_load(&sched.forked)) {
         /* The child of os.fork() ran to the end of its goroutine: there is nothing to go back to. */
@@ -660,6 +672,7 @@ void start_g(G *g, bool next)
 {
     M *m = tls_m;
     bool have_p = m != NULL && p_enter(m);
+    trace_create(g);
     ready_queue(have_p ? m : NULL, g, next);
     if (have_p) {
         p_leave(m);
@@ -676,6 +689,7 @@ bool goready(M *m, G *g, bool next)
             to = (s & ~(uint32_t)(G_STATE | G_NOTIFIED)) | G_RUNNABLE;
         }
         else if (state == G_RUNNING || state == G_WAITING) {
+            trace_notify(g);
             to = s | G_NOTIFIED;
         }
         else {
@@ -693,6 +707,7 @@ bool goready(M *m, G *g, bool next)
             if ((to & G_STATE) != G_RUNNABLE) {
                 return false;
             }
+            trace_unblock(g);
             ready_queue(m, g, next);
             return true;
         }
@@ -825,6 +840,7 @@ static void park_or_requeue(M *m, G *g)
     uint32_t s = atomic_load(&g->state), to;
     /* Not `yielded`, which may be from a gosched() of code that drove a coroutine by hand. */
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
         to = (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING);
@@ -840,6 +856,7 @@ static void park_or_requeue(M *m, G *g)
         wakep();
     }
     else {
+        trace_requeue(g);
         ready_queue(m, g, true);
     }
 }
@@ -883,6 +900,7 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
+    trace_start(g, inherit);
     slice_mark(m->p);
     if (!inherit) {
         m->ops_left = m->ops_step = 0;
@@ -1105,7 +1123,11 @@ bool get_idle_p(M *m)
     }
     unlock(&sched.lock);
     m->p = p;
-    return p != NULL && p_enter(m);
+    if (p == NULL || !p_enter(m)) {
+        return false;
+    }
+    trace_proc_start(m);
+    return true;
 }
 
 /* The next goroutine to run: Go's findRunnable, step by step. Blocks until there is one; NULL when the
@@ -1199,6 +1221,7 @@ static G *find_runnable(M *m, bool *inherit)
             unlock(&sched.lock);
             return g;
         }
+        trace_proc_stop(m);
         m->p = NULL;
         pidle_put(p);
         unlock(&sched.lock);
@@ -1225,6 +1248,7 @@ static void give_to_m0(M *m, G *g)
     atomic_store(&sched.m0_slot, g);
     bool idle = m0->on_idle_list;
     if (idle) { /* it gets our P; we find another or sleep */
+        trace_proc_stop(m);
         idle_m_remove(m0);
         m0->nextp = m->p;
         m0->spinning = false;

@@ -195,6 +195,8 @@ typedef enum {
     WAIT_SEMA,
 } WaitReason;
 
+const char *wait_reason_text(unsigned why); /* NULL: there are not that many */
+
 /* How a dead G ended. */
 typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
 
@@ -228,6 +230,7 @@ struct G {
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
+    _Atomic uint32_t traced; /* the trace period in which it was last described */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */

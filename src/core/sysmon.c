@@ -11,7 +11,7 @@
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
  * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
 #define _GNU_SOURCE /* ppoll */
-#include "runtime.h"
+#include "trace.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -132,6 +132,7 @@ static int retake(int64_t now)
                   is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns)) &&
                  atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
             /* It is in nobody's hands now, as one that wakep() has just taken. */
+            trace_proc_taken(p, owner);
             atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
             atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
             seen[i].owner = 0;

@@ -79,6 +79,25 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 #endif
 }
 
+/* Which frame the running code is in, and where in it: an address to compare with, NULL if there is none. No
+ * reference is counted: the trace asks on every wait. */
+static inline const void *compat_position(PyThreadState *ts, int *lasti)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = ts->current_frame;
+#elif PY_VERSION_HEX >= 0x030C0000
+    struct _PyInterpreterFrame *frame = ts->cframe->current_frame;
+#else
+    (void)ts;
+    PyFrameObject *frame = PyEval_GetFrame();
+    *lasti = frame != NULL ? PyFrame_GetLasti(frame) : 0;
+#endif
+#if PY_VERSION_HEX >= 0x030C0000
+    *lasti = frame != NULL ? PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+#endif
+    return frame;
+}
+
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
  * When another thread drops the last one, the object goes through a locked queue back to its creator.
  * Goroutines and what they carry are made to change threads, so we merge the two counts of such an

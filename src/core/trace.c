@@ -321,6 +321,7 @@ static TraceThread *thread_enter(TraceThread *t)
         t->lost_told = 0;
         memset(t->stacks, 0, sizeof t->stacks);
         memset(t->strings, 0, sizeof t->strings);
+        memset(t->roots, 0, sizeof t->roots);
         buf_begin(t, b);
         thread_define(t);
     }
@@ -539,14 +540,10 @@ static uint32_t intern_stack(TraceThread *t, const Site *sites, int n)
     return t->stacks[i].id;
 }
 
-/* The frames from where the thread stands out to the goroutine's own function. None of what is let go of here
- * is let go of by the last. */
-void trace_on_suspend(G *g)
+/* The frames from where the thread stands out to the goroutine's own function: how many, and the stack's
+ * number. None of what is let go of here is let go of by the last. */
+static int walk(TraceThread *t, const G *g, uint32_t *stack)
 {
-    TraceThread *t = g->foreign ? NULL : self();
-    if (t == NULL) {
-        return;
-    }
     Site sites[STACK_MAX];
     int n = 0;
     PyFrameObject *frame = (PyFrameObject *)Py_XNewRef((PyObject *)PyEval_GetFrame());
@@ -560,10 +557,33 @@ void trace_on_suspend(G *g)
         frame = back;
     }
     Py_XDECREF((PyObject *)frame);
-    t->stack = n > 0 ? intern_stack(t, sites, n) : 0;
-    t->stack_of = g;
+    *stack = n > 0 ? intern_stack(t, sites, n) : 0;
     for (int i = 0; i < n; i++) {
         Py_DECREF(sites[i].code);
+    }
+    return n;
+}
+
+void trace_on_suspend(G *g)
+{
+    M *m = tls_m;
+    TraceThread *t = m != NULL && !g->foreign ? self() : NULL;
+    if (t == NULL) {
+        return;
+    }
+    int lasti;
+    const void *frame = compat_position(m->ts, &lasti);
+    size_t i = (g->id * 31 + (size_t)lasti) % CACHE_SIZE;
+    t->stack_of = g;
+    if (likely(t->roots[i].g == g->id && t->roots[i].frame == frame && t->roots[i].lasti == lasti)) {
+        t->stack = t->roots[i].stack;
+        return;
+    }
+    if (walk(t, g, &t->stack) == 1) {
+        t->roots[i].g = g->id;
+        t->roots[i].frame = frame;
+        t->roots[i].lasti = lasti;
+        t->roots[i].stack = t->stack;
     }
 }
 
@@ -678,7 +698,8 @@ void trace_on_run(M *m, bool begins)
     if (t == NULL) {
         return;
     }
-    t->told = current_period(); /* this says it all */
+    t->told = current_period();             /* this says it all */
+    memset(t->roots, 0, sizeof t->roots); /* ids begin anew */
     if (begins) {
         emit(EV_RUN_BEGIN, 2, (uint64_t)m->id, (uint64_t)sched.procs, 0);
         emit(EV_PROC_START, 1, (uint64_t)m->p->id, 0, 0);

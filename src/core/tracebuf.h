@@ -38,6 +38,12 @@ typedef struct TraceThread {
         uint64_t hash;
         uint32_t id;
     } stacks[CACHE_SIZE];
+    struct { /* goroutines whose own function, not one that it awaits, suspended here */
+        uint64_t g;
+        const void *frame; /* lives as long as the goroutine */
+        int lasti;
+        uint32_t stack;
+    } roots[CACHE_SIZE];
     struct {
         PyObject *str; /* one that the table of strings holds, so it is no other by now */
         uint32_t id;

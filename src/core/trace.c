@@ -218,9 +218,15 @@ static TraceBuf *buf_get(void) /* tracer.lock */
     if (b != NULL) {
         tracer.free = b->next;
         tracer.nfree--;
-        return b;
     }
-    return malloc(sizeof(TraceBuf));
+    else {
+        b = malloc(sizeof *b);
+    }
+    if (b != NULL) {
+        b->epoch = 0; /* of no trace yet */
+        atomic_store(&b->used, 0);
+    }
+    return b;
 }
 
 static void buf_begin(TraceThread *t, TraceBuf *b)
@@ -296,8 +302,8 @@ static void thread_define(const TraceThread *t) /* tracer.lock */
     }
 }
 
-/* The first event of this thread in this trace. NULL: no memory. */
-static TraceThread *thread_enter(TraceThread *t)
+/* The first event of this thread in this trace. NULL: no memory, or the trace is over. */
+static TraceThread *thread_enter(TraceThread *t, uint32_t epoch)
 {
     if (t == NULL) {
         t = calloc(1, sizeof *t);
@@ -312,8 +318,10 @@ static TraceThread *thread_enter(TraceThread *t)
         thread_link(t);
     }
     TraceBuf *b = t->buf != NULL ? t->buf : buf_get();
-    if (b != NULL) {
-        t->epoch = atomic_load(&tracer.epoch);
+    t->buf = b;
+    bool late = !tracer.collecting || epoch != atomic_load(&tracer.epoch);
+    if (b != NULL && !late) {
+        t->epoch = epoch;
         t->told = 0;
         t->stack_of = NULL;
         t->last = ticks();
@@ -326,16 +334,24 @@ static TraceThread *thread_enter(TraceThread *t)
         thread_define(t);
     }
     unlock(&tracer.lock);
-    return b != NULL ? t : NULL;
+    return b != NULL && !late ? t : NULL;
 }
 
+/* Whether tracing is on is looked at once for each event, here: it may end and begin again at any time. NULL:
+ * it is off by now. */
 static inline TraceThread *self(void)
 {
     TraceThread *t = tls_trace;
-    atomic_thread_fence(memory_order_acquire); /* trace_period was read: the epoch is as new */
-    if (unlikely(t == NULL ||
-                 t->epoch != atomic_load_explicit(&tracer.epoch, memory_order_relaxed))) {
-        return thread_enter(t);
+    uint32_t period = atomic_load_explicit(&trace_period, memory_order_acquire);
+    uint32_t epoch = atomic_load_explicit(&tracer.epoch, memory_order_relaxed);
+    if (unlikely(period == 0 || period < epoch)) { /* older: the next trace is about to begin */
+        return NULL;
+    }
+    if (unlikely(t == NULL || t->epoch != epoch)) {
+        t = thread_enter(t, epoch);
+    }
+    if (likely(t != NULL)) {
+        t->period = period;
     }
     return t;
 }
@@ -589,11 +605,6 @@ void trace_on_suspend(G *g)
 
 /* ---- who is who ---- */
 
-static uint32_t current_period(void)
-{
-    return atomic_load_explicit(&trace_period, memory_order_relaxed);
-}
-
 static void describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
 {
     PyObject *name = g->name;
@@ -622,9 +633,8 @@ static void describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
 
 static void know(TraceThread *t, G *g, uint64_t now)
 {
-    uint32_t period = current_period();
-    if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != period) && period != 0) {
-        atomic_store_explicit(&g->traced, period, memory_order_relaxed);
+    if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != t->period)) {
+        atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
         describe(t, g, EV_GO_STATUS, now, G_IDLE);
     }
 }
@@ -634,15 +644,14 @@ static void know(TraceThread *t, G *g, uint64_t now)
 static void tell_with(TraceThread *t, uint64_t now, const P *has)
 {
     M *m = tls_m;
-    uint32_t period = current_period();
-    if (t->told == period || period == 0) {
+    if (t->told == t->period) {
         return;
     }
     if (m != NULL && m->p != NULL &&
         atomic_load_explicit(&m->p->owner, memory_order_relaxed) != p_owner(m, P_RUNNING)) {
         return;
     }
-    t->told = period;
+    t->told = t->period;
     if (m == NULL) {
         return;
     }
@@ -660,17 +669,16 @@ static void tell_with(TraceThread *t, uint64_t now, const P *has)
 
 static void tell(TraceThread *t, uint64_t now)
 {
-    if (unlikely(t->told != current_period())) {
+    if (unlikely(t->told != t->period)) {
         tell_with(t, now, tls_m != NULL ? tls_m->p : NULL);
     }
 }
 
 /* ---- the events ---- */
 
-/* An event with up to three numbers. */
-static void emit(int kind, int n, uint64_t a, uint64_t b, uint64_t c)
+/* An event with up to two numbers. */
+static void emit(TraceThread *t, int kind, int n, uint64_t a, uint64_t b)
 {
-    TraceThread *t = self();
     if (t == NULL) {
         return;
     }
@@ -686,9 +694,6 @@ static void emit(int kind, int n, uint64_t a, uint64_t b, uint64_t c)
     if (n > 1) {
         p = put_varint(p, b);
     }
-    if (n > 2) {
-        p = put_varint(p, c);
-    }
     event_end(t, p);
 }
 
@@ -698,49 +703,49 @@ void trace_on_run(M *m, bool begins)
     if (t == NULL) {
         return;
     }
-    t->told = current_period();             /* this says it all */
+    t->told = t->period;                    /* this says it all */
     memset(t->roots, 0, sizeof t->roots); /* ids begin anew */
     if (begins) {
-        emit(EV_RUN_BEGIN, 2, (uint64_t)m->id, (uint64_t)sched.procs, 0);
-        emit(EV_PROC_START, 1, (uint64_t)m->p->id, 0, 0);
+        emit(t, EV_RUN_BEGIN, 2, (uint64_t)m->id, (uint64_t)sched.procs);
+        emit(t, EV_PROC_START, 1, (uint64_t)m->p->id, 0);
     }
     else {
-        emit(EV_RUN_END, 0, 0, 0, 0);
+        emit(t, EV_RUN_END, 0, 0, 0);
     }
 }
 
 void trace_on_procs(int n)
 {
-    emit(EV_PROCS, 1, (uint64_t)n, 0, 0);
+    emit(self(), EV_PROCS, 1, (uint64_t)n, 0);
 }
 
 void trace_on_proc(M *m, int kind)
 {
-    TraceThread *t = kind == EV_PROC_START ? self() : NULL;
-    if (t != NULL) {
+    TraceThread *t = self();
+    if (t != NULL && kind == EV_PROC_START) {
         tell_with(t, ticks_after(), NULL); /* it had none so far */
     }
-    emit(kind, kind == EV_PROC_START, m->p != NULL ? (uint64_t)m->p->id : 0, 0, 0);
+    emit(t, kind, kind == EV_PROC_START, m->p != NULL ? (uint64_t)m->p->id : 0, 0);
 }
 
 void trace_on_taken(const P *p, uint64_t owner)
 {
-    emit(EV_PROC_TAKEN, 2, (uint64_t)p->id, owner >> 8, 0);
+    emit(self(), EV_PROC_TAKEN, 2, (uint64_t)p->id, owner >> 8);
 }
 
 void trace_on_steal(const P *victim, uint32_t n)
 {
-    emit(EV_STEAL, 2, (uint64_t)victim->id, n, 0);
+    emit(self(), EV_STEAL, 2, (uint64_t)victim->id, n);
 }
 
 void trace_on_timer(int kind, int64_t late_ns)
 {
-    emit(EV_TIMER, 2, (uint64_t)kind, late_ns > 0 ? (uint64_t)late_ns : 0, 0);
+    emit(self(), EV_TIMER, 2, (uint64_t)kind, late_ns > 0 ? (uint64_t)late_ns : 0);
 }
 
 void trace_on_stw(bool begins)
 {
-    emit(begins ? EV_STW_BEGIN : EV_STW_END, begins, 0, 0, 0); /* kind 0: gomaxprocs */
+    emit(self(), begins ? EV_STW_BEGIN : EV_STW_END, begins, 0, 0); /* kind 0: gomaxprocs */
 }
 
 void trace_on_create(G *g)
@@ -751,7 +756,7 @@ void trace_on_create(G *g)
     }
     uint64_t now = ticks();
     tell(t, now);
-    atomic_store_explicit(&g->traced, current_period(), memory_order_relaxed);
+    atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
     describe(t, g, EV_GO_CREATE, now, 0);
 }
 
@@ -762,7 +767,7 @@ void trace_on_start(G *g, bool inherit)
         return;
     }
     /* One that was handed over by the last here starts where that stopped, an instant ago. */
-    uint64_t now = inherit && t->told == current_period() ? t->last : ticks_after();
+    uint64_t now = inherit && t->told == t->period ? t->last : ticks_after();
     tell(t, now);
     know(t, g, now);
     uint8_t *p = event_begin(t, EV_GO_START, now, 0);
@@ -855,9 +860,8 @@ void trace_status_of_silent(void)
     TraceThread *t = self();
     Py_ssize_t n;
     G **all = t != NULL ? allgs_snapshot(&n) : NULL;
-    uint32_t period = current_period();
     for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
-        if (atomic_exchange(&all[i]->traced, period) != period) {
+        if (atomic_exchange(&all[i]->traced, t->period) != t->period) {
             describe(t, all[i], EV_GO_STATUS, ticks(), (int)g_state(all[i]));
         }
         Py_DECREF(all[i]);
@@ -872,7 +876,7 @@ static TraceThread *user_self(void)
 {
     M *m = tls_m;
     TraceThread *t = tracing() ? self() : NULL;
-    if (t != NULL && m != NULL && m->curg != NULL && t->told != current_period()) {
+    if (t != NULL && m != NULL && m->curg != NULL && t->told != t->period) {
         bool have_p = p_enter(m);
         tell(t, ticks());
         if (have_p) {
@@ -935,9 +939,7 @@ static PyObject *core_trace_task_end(PyObject *Py_UNUSED(mod), PyObject *arg)
     if (PyErr_Occurred()) {
         return NULL;
     }
-    if (user_self() != NULL) {
-        emit(EV_TASK_END, 1, id, 0, 0);
-    }
+    emit(user_self(), EV_TASK_END, 1, id, 0);
     Py_RETURN_NONE;
 }
 
@@ -975,8 +977,8 @@ static PyObject *core_trace_gc(PyObject *Py_UNUSED(mod), PyObject *args)
         return NULL;
     }
     /* No context: the collection may have begun anywhere, with the P in P_RUNNING too. */
-    if (tracing() && self() != NULL) {
-        emit(begins ? EV_GC_BEGIN : EV_GC_END, 1, n, 0, 0);
+    if (tracing()) {
+        emit(self(), begins ? EV_GC_BEGIN : EV_GC_END, 1, n, 0);
     }
     Py_RETURN_NONE;
 }

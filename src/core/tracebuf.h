@@ -24,7 +24,8 @@ typedef struct TraceBuf {
 
 /* Of each thread that has had something to say, as long as it lives. Its own, but for `buf` and the links. */
 typedef struct TraceThread {
-    uint32_t epoch, told;
+    uint32_t epoch, period; /* of the event that is being written */
+    uint32_t told;          /* the period in which it last said who it is */
     uint32_t index;
     uint32_t stack;         /* where `stack_of` is about to suspend */
     const G *stack_of;
@@ -64,7 +65,7 @@ typedef struct {
 
 typedef struct {
     Lock lock; /* all below. Nothing else is locked, and nobody is called, with it held */
-    _Atomic uint32_t epoch; /* a new one for each trace: what is older is nobody's */
+    _Atomic uint32_t epoch; /* the first period of this trace: what is older is nobody's */
     bool collecting;
     TraceThread *threads;
     uint32_t nthreads;

@@ -615,7 +615,7 @@ typedef struct {
     uint64_t repairs;
     uint64_t repaired_at; /* the first one */
     size_t event;
-    int32_t count[5], (*bins)[5]; /* goroutines in each state: now, and the most in each bin */
+    int32_t count[5], (*bins)[5]; /* goroutines in each state: now, and at the end of each bin */
     size_t bin;
 } Story;
 
@@ -649,8 +649,7 @@ static void count(Story *s, int state, int by)
 {
     if (state >= S_RUNNABLE && state <= S_WAITING) {
         s->count[state] += by;
-        int32_t *most = &s->bins[s->bin][state];
-        *most = s->count[state] > *most ? s->count[state] : *most;
+        s->bins[s->bin][state] = s->count[state];
     }
 }
 
@@ -920,7 +919,7 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
                            e->kind == EV_GO_STOP ? S_RUNNABLE : S_WAITING)) {
             return false;
         }
-        life->reason = (uint8_t)a[1];
+        life->reason = (uint8_t)(a[1] + (e->kind == EV_GO_STOP)); /* 0: woken, or new */
         life->stack = (uint32_t)a[2];
         return true;
     case EV_GO_UNBLOCK:

@@ -46,7 +46,6 @@ static struct {
     size_t ring_bytes, ring_max;
     uint64_t ring_window_ns, ring_from;
     Clock begun;
-    int64_t next_period_ns;
 } w = {.mutex = PTHREAD_MUTEX_INITIALIZER, .file = {.fd = -1}, .ring_tail = &w.ring};
 
 /* ---- chunks ---- */
@@ -241,11 +240,33 @@ static void ring_trim(void)
     }
 }
 
-/* mutex. Take what others have handed over. */
-static void drain(void)
+/* tracer.lock. What threads have in hand so far. They go on. */
+static TraceBuf *copy_unfinished(void)
+{
+    TraceBuf *copies = NULL;
+    for (TraceThread *t = tracer.threads; t != NULL; t = t->next) {
+        TraceBuf *b = t->buf, *copy;
+        if (b == NULL || b->epoch != atomic_load(&tracer.epoch) ||
+            (copy = malloc(sizeof *copy)) == NULL) {
+            continue;
+        }
+        copy->thread = b->thread;
+        copy->base = b->base;
+        uint32_t used = atomic_load_explicit(&b->used, memory_order_acquire);
+        atomic_store(&copy->used, used);
+        memcpy(copy->data, b->data, used);
+        copy->next = copies;
+        copies = copy;
+    }
+    return copies;
+}
+
+/* mutex. Take what others have handed over; if the trace ends here, return copies of the rest too. In one
+ * go: a thread may hand over its buffer right now. */
+static TraceBuf *drain(bool ends)
 {
     lock(&tracer.lock);
-    TraceBuf *all = tracer.full;
+    TraceBuf *all = tracer.full, *copies = ends ? copy_unfinished() : NULL;
     tracer.full = NULL;
     tracer.full_tail = &tracer.full;
     unlock(&tracer.lock);
@@ -272,28 +293,11 @@ static void drain(void)
     if (w.file.fd >= 0) {
         put_new_definitions(&w.file);
     }
+    return copies;
 }
 
-/* mutex, after drain(). What threads have in hand. */
-static void put_unfinished(Sink *s)
+static void put_copies(Sink *s, TraceBuf *copies)
 {
-    uint32_t epoch = atomic_load(&tracer.epoch);
-    TraceBuf *copies = NULL;
-    lock(&tracer.lock);
-    for (TraceThread *t = tracer.threads; t != NULL; t = t->next) {
-        TraceBuf *b = t->buf, *copy;
-        if (b == NULL || b->epoch != epoch || (copy = malloc(sizeof *copy)) == NULL) {
-            continue;
-        }
-        copy->thread = b->thread;
-        copy->base = b->base;
-        uint32_t used = atomic_load_explicit(&b->used, memory_order_acquire);
-        atomic_store(&copy->used, used);
-        memcpy(copy->data, b->data, used);
-        copy->next = copies;
-        copies = copy;
-    }
-    unlock(&tracer.lock);
     while (copies != NULL) {
         TraceBuf *next = copies->next;
         put_buf(s, copies);
@@ -315,6 +319,15 @@ static uint64_t lost_so_far(void)
 
 /* ---- the writer ---- */
 
+/* All say anew who they are; unless tracing has been switched off meanwhile. */
+static void next_period(void)
+{
+    uint32_t now = atomic_load(&trace_period);
+    if (now != 0) {
+        atomic_compare_exchange_strong(&trace_period, &now, now + 1);
+    }
+}
+
 static void *writer(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-trace", 0, 0, 0);
@@ -326,15 +339,15 @@ static void *writer(void *Py_UNUSED(arg))
             trace_sample();
         }
         pthread_mutex_lock(&w.mutex);
-        drain();
+        drain(false);
         int64_t now = nanotime();
         if (now >= next_clock) {
             next_clock = now + NS_PER_S;
             if (w.file.fd >= 0) {
                 put_clock(&w.file, clock_now());
             }
-            if (w.ring_on && !atomic_load(&w.stopping)) {
-                atomic_fetch_add(&trace_period, 1); /* all say anew who they are */
+            if (w.ring_on) {
+                next_period();
             }
         }
         pthread_mutex_unlock(&w.mutex);
@@ -370,15 +383,9 @@ static void writer_stop(void) /* detached */
 
 static uint32_t last_period;
 
-static bool begin(void) /* attached */
+/* Attached. The sink has been set before: the writer takes buffers from the first moment on. */
+static bool begin(void)
 {
-    trace_tables_clear();
-    lock(&tracer.lock);
-    atomic_fetch_add(&tracer.epoch, 1);
-    tracer.collecting = true;
-    tracer.lost = 0;
-    unlock(&tracer.lock);
-    w.begun = clock_now();
     int error;
     Py_BEGIN_ALLOW_THREADS
     error = writer_start();
@@ -388,12 +395,23 @@ static bool begin(void) /* attached */
         PyErr_SetFromErrno(PyExc_OSError);
         return false;
     }
-    last_period = last_period + 1 != 0 ? last_period + 1 : 1;
     atomic_store(&trace_period, last_period);
     if (atomic_load(&sched.running) == RUN_ON) {
         trace_procs(sched.procs);
     }
     return true;
+}
+
+static void prepare(void) /* attached */
+{
+    trace_tables_clear();
+    last_period++;
+    lock(&tracer.lock);
+    atomic_store(&tracer.epoch, last_period);
+    tracer.collecting = true;
+    tracer.lost = 0;
+    unlock(&tracer.lock);
+    w.begun = clock_now();
 }
 
 /* From here on nobody writes an event that another might lead to: see trace.c. */
@@ -429,8 +447,8 @@ static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
         trace_status_of_silent();
         s.from = trace_ticks();
     }
-    else if (!begin()) {
-        return NULL;
+    else {
+        prepare();
     }
     Py_BEGIN_ALLOW_THREADS
     put_head(&s, info, (size_t)n);
@@ -439,6 +457,10 @@ static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
     w.file = s;
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS
+    if (!recording && !begin()) {
+        w.file.fd = -1;
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -453,8 +475,7 @@ static PyObject *core_trace_stop(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
     Sink *s = &w.file, done;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&w.mutex);
-    drain();
-    put_unfinished(s);
+    put_copies(s, drain(true));
     put_new_definitions(s);
     lost = lost_so_far();
     put_tail(s, lost, (s->exact ? BEGINS_EXACTLY : 0) | (last ? ENDS_EXACTLY : 0));
@@ -477,8 +498,8 @@ static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
         return NULL;
     }
     bool recording = w.started;
-    if (!recording && !begin()) {
-        return NULL;
+    if (!recording) {
+        prepare();
     }
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&w.mutex);
@@ -488,6 +509,10 @@ static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
     w.ring_on = true;
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS
+    if (!recording && !begin()) {
+        w.ring_on = false;
+        return NULL;
+    }
     Py_RETURN_NONE;
 }
 
@@ -499,7 +524,7 @@ static PyObject *core_trace_ring_stop(PyObject *Py_UNUSED(mod), PyObject *Py_UNU
     }
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&w.mutex);
-    drain();
+    drain(false);
     w.ring_on = false;
     bufs_free(w.ring);
     w.ring = NULL;
@@ -526,14 +551,14 @@ static PyObject *core_trace_ring_write(PyObject *Py_UNUSED(mod), PyObject *args)
     uint64_t lost;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&w.mutex);
-    drain();
+    TraceBuf *copies = drain(true);
     s.from = w.ring_from;
     put_head(&s, info, (size_t)n);
     put_clock(&s, w.begun);
     for (const TraceBuf *b = w.ring; b != NULL; b = b->next) {
         put_buf(&s, b);
     }
-    put_unfinished(&s);
+    put_copies(&s, copies);
     put_new_definitions(&s);
     lost = lost_so_far();
     put_tail(&s, lost, 0);

@@ -52,7 +52,7 @@ class Kind(IntEnum):
 
 RUNNABLE, RUNNING, SYSCALL, WAITING = 1, 2, 3, 4
 STATES = {RUNNABLE: "runnable", RUNNING: "running", SYSCALL: "syscall", WAITING: "waiting"}
-STOP_REASONS = ("gosched", "preempted")
+STOP_REASONS = ("", "gosched", "preempted")
 ENDS = ("", "returned", "failed", "cancelled", "goexit", "leaked")
 TIMERS = ("sleep", "timer channel", "after_func", "context deadline")
 BINS = 8192  # as in traceread.c

@@ -26,7 +26,7 @@ class Checker:
         self.holder: dict[int, int] = {}  # P -> thread
         self.m_thread: dict[int, int] = {}
         self.procs = 0
-        self.inside = False  # the trace began inside a run: what was before is not known
+        self.inside = True  # perhaps the trace began inside a run: what was before is not known
         self.world = 0
         self.last_ts = 0
         self.where = ""
@@ -75,8 +75,6 @@ class Checker:
         self.procs = 0
 
     def on_procs(self, thread: int, n: int) -> None:
-        if self.procs == 0:
-            self.inside = True
         self.procs = n
 
     def on_stw_begin(self, thread: int, kind: int) -> None:

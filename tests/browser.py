@@ -7,6 +7,7 @@ import os
 import select
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,6 +15,16 @@ from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE = 90.0
+
+# Chromium wants its pipe as descriptors 3 and 4.
+_LAUNCH = """
+import fcntl, os, sys
+ours = [fcntl.fcntl(int(fd), fcntl.F_DUPFD, 10) for fd in sys.argv[1:3]]
+for fd, wanted in zip(ours, (3, 4)):
+    os.dup2(fd, wanted)
+    os.close(fd)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 
 
 class Browser:
@@ -39,7 +50,7 @@ class Browser:
             "about:blank",
         ]
         self.process = subprocess.Popen(
-            ["sh", "-c", f'exec "$@" 3<&{its_in} 4>&{its_out}', "sh", CHROMIUM, *flags],
+            [sys.executable, "-I", "-c", _LAUNCH, str(its_in), str(its_out), CHROMIUM, *flags],
             pass_fds=(its_in, its_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -52,6 +63,13 @@ class Browser:
         self.ids = itertools.count(1)
         self.session: str | None = None
         self.events: list[dict[str, Any]] = []
+        try:
+            self._prepare(width, height, dark)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, width: int, height: int, dark: bool) -> None:
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(t["targetId"] for t in targets if t["type"] == "page")
         self.session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]

@@ -576,7 +576,7 @@ enum { BINS = 8192 };
 typedef struct {
     uint64_t id, parent;
     int64_t since, created, ended; /* -1: before, or not yet */
-    int64_t total[5];
+    int64_t total[5], worst;       /* worst: the longest it was runnable */
     uint32_t run, name, site, thread, stack, by, notified_by;
     int32_t p, notified_p;
     uint8_t flags, state, reason, end, open;
@@ -597,6 +597,27 @@ typedef struct {
 } Held; /* a P by a thread */
 
 typedef struct {
+    int64_t total[5], worst, count;
+    uint32_t name;
+} Function; /* all goroutines of one name */
+
+typedef struct {
+    int64_t total;
+    uint32_t name, reason;
+} Wait; /* of those of one name, for one reason */
+
+typedef struct {
+    int64_t running, slices;
+} Work; /* of a P */
+
+enum { TOP = 64 };
+
+typedef struct {
+    int64_t took[TOP]; /* the longest first */
+    uint32_t span[TOP], n;
+} Top;
+
+typedef struct {
     uint32_t curg; /* index + 1 */
     int32_t p;     /* -1: none */
     int64_t p_since;
@@ -609,6 +630,11 @@ typedef struct {
     Vec lives, spans, helds;
     Map ids;      /* run and id -> index + 1 */
     Map ms;       /* M -> thread */
+    Map names;    /* of functions -> index + 1 in `functions` */
+    Map why;      /* name and reason -> index + 1 in `waits` */
+    Vec functions, waits, latencies;
+    Work work[MAX_P + 1];
+    Top top[5], top_waits[128]; /* by state; waits by reason */
     Thread *threads;
     uint32_t holder[MAX_P + 1]; /* of a P: thread, 0 if none */
     uint32_t run, run_first;
@@ -665,6 +691,51 @@ static void bins_to(Story *s, int64_t now)
     }
 }
 
+static void top_add(Top *top, int64_t took, uint32_t span)
+{
+    uint32_t at = top->n;
+    if (at == TOP && top->took[TOP - 1] >= took) {
+        return;
+    }
+    at = at < TOP ? top->n++ : TOP - 1;
+    for (; at > 0 && top->took[at - 1] < took; at--) {
+        top->took[at] = top->took[at - 1];
+        top->span[at] = top->span[at - 1];
+    }
+    top->took[at] = took;
+    top->span[at] = span;
+}
+
+/* For the tables: the span that has just been added. */
+static bool span_counts(Story *s, Life *g, int64_t took)
+{
+    uint32_t span = (uint32_t)(s->spans.len / sizeof(Span)) - 1;
+    if (g->state != S_WAITING) {
+        top_add(&s->top[g->state], took, span);
+        if (g->state == S_RUNNABLE) {
+            g->worst = took > g->worst ? took : g->worst;
+            return vec_add(&s->latencies, &took, sizeof took);
+        }
+        if (g->state == S_RUNNING && g->p >= 0) {
+            s->work[g->p].running += took;
+            s->work[g->p].slices++;
+        }
+        return true;
+    }
+    top_add(&s->top_waits[g->reason & 127], took, span);
+    uint64_t key = (uint64_t)g->name << 8 | g->reason;
+    uint32_t at = map_get(&s->why, key);
+    if (at == 0) {
+        Wait new = {0, g->name, g->reason};
+        at = (uint32_t)(s->waits.len / sizeof(Wait)) + 1;
+        if (!vec_add(&s->waits, &new, sizeof new) || !map_put(&s->why, key, at)) {
+            return false;
+        }
+    }
+    ((Wait *)s->waits.data)[at - 1].total += took;
+    return true;
+}
+
 static bool span_end(Story *s, Life *g, int64_t now)
 {
     if (g->state < S_RUNNABLE || g->state > S_WAITING) {
@@ -677,7 +748,7 @@ static bool span_end(Story *s, Life *g, int64_t now)
     Span span = {start,  now,      (uint32_t)(g - (Life *)s->lives.data), g->thread, g->stack,
                  g->by,  g->p,     g->state, g->reason, 0};
     g->total[g->state] += now - start;
-    return vec_add(&s->spans, &span, sizeof span);
+    return vec_add(&s->spans, &span, sizeof span) && span_counts(s, g, now - start);
 }
 
 /* `g` was in `was` (if nobody knows better, it is taken for true) and is in `state` from now on. */
@@ -708,6 +779,33 @@ static void runs_on(Life *g, uint32_t thread, const Thread *t)
 {
     g->thread = thread;
     g->p = t->p;
+}
+
+/* The span that has just ended, if it is this goroutine's and in this state or that. */
+static Span *just_ended(Story *s, const Life *g, int state, int or_state)
+{
+    Span *last = (Span *)(s->spans.data + s->spans.len) - 1;
+    bool its = s->spans.len > 0 && last->g == (uint32_t)(g - (Life *)s->lives.data) &&
+               (last->state == state || last->state == or_state);
+    return its ? last : NULL;
+}
+
+/* A wait is over, and this one ended it. */
+static void wait_ended_by(Story *s, const Life *g, uint32_t by)
+{
+    Span *wait = just_ended(s, g, S_WAITING, S_WAITING);
+    if (wait != NULL) {
+        wait->by = by;
+    }
+}
+
+/* Where the code stood when it stopped: the best there is to say where it was all the time. */
+static void slice_ended_at(Story *s, const Life *g, uint32_t stack)
+{
+    Span *slice = just_ended(s, g, S_RUNNING, S_SYSCALL);
+    if (slice != NULL) {
+        slice->stack = stack;
+    }
 }
 
 static bool held_end(Story *s, uint32_t thread, int64_t now)
@@ -921,11 +1019,13 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
         }
         life->reason = (uint8_t)(a[1] + (e->kind == EV_GO_STOP)); /* 0: woken, or new */
         life->stack = (uint32_t)a[2];
+        slice_ended_at(s, life, life->stack);
         return true;
     case EV_GO_UNBLOCK:
         if (!change(s, life, now, S_WAITING, S_RUNNABLE)) {
             return false;
         }
+        wait_ended_by(s, life, t->curg);
         life->by = t->curg;
         life->p = t->p;
         return true;
@@ -937,6 +1037,7 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
         if (!change(s, life, now, S_WAITING, S_RUNNABLE)) {
             return false;
         }
+        wait_ended_by(s, life, life->notified_by);
         life->by = life->notified_by;
         life->p = life->notified_p;
         return true;
@@ -953,6 +1054,37 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
     default:
         return true;
     }
+}
+
+/* ---- figures ---- */
+
+static bool sum_functions(Story *s)
+{
+    size_t n = s->lives.len / sizeof(Life);
+    for (size_t i = 0; i < n; i++) {
+        const Life *g = life_at(s, (uint32_t)i);
+        uint32_t at = map_get(&s->names, g->name);
+        if (at == 0) {
+            Function new = {.name = g->name};
+            at = (uint32_t)(s->functions.len / sizeof(Function)) + 1;
+            if (!vec_add(&s->functions, &new, sizeof new) || !map_put(&s->names, g->name, at)) {
+                return false;
+            }
+        }
+        Function *f = (Function *)s->functions.data + at - 1;
+        f->count++;
+        f->worst = g->worst > f->worst ? g->worst : f->worst;
+        for (int k = 0; k < 5; k++) {
+            f->total[k] += g->total[k];
+        }
+    }
+    return true;
+}
+
+static int compare(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
 }
 
 /* ---- to Python ---- */
@@ -989,6 +1121,20 @@ static bool give_column(PyObject *dict, const char *name, const void *data, size
     give_column(dict, prefix #member, (vec).data, (vec).len / sizeof(type), sizeof(type), \
                 offsetof(type, member), sizeof((type){0}.member))
 
+static bool give_tops(PyObject *d, const char *name, const Top *tops, int n)
+{
+    PyObject *list = PyList_New(n);
+    for (int i = 0; list != NULL && i < n; i++) {
+        PyObject *one = bytes_of(tops[i].span, tops[i].n * sizeof *tops[i].span);
+        if (one == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        PyList_SET_ITEM(list, i, one);
+    }
+    return give(d, name, list);
+}
+
 static bool give_story(PyObject *d, const Story *s)
 {
     return COLUMN(d, "span_", s->spans, Span, start) && COLUMN(d, "span_", s->spans, Span, end) &&
@@ -1003,6 +1149,15 @@ static bool give_story(PyObject *d, const Story *s)
            COLUMN(d, "g_", s->lives, Life, created) && COLUMN(d, "g_", s->lives, Life, ended) &&
            COLUMN(d, "g_", s->lives, Life, flags) && COLUMN(d, "g_", s->lives, Life, end) &&
            COLUMN(d, "g_", s->lives, Life, open) && COLUMN(d, "g_", s->lives, Life, total) &&
+           COLUMN(d, "f_", s->functions, Function, name) &&
+           COLUMN(d, "f_", s->functions, Function, count) &&
+           COLUMN(d, "f_", s->functions, Function, worst) &&
+           COLUMN(d, "f_", s->functions, Function, total) &&
+           COLUMN(d, "w_", s->waits, Wait, name) && COLUMN(d, "w_", s->waits, Wait, reason) &&
+           COLUMN(d, "w_", s->waits, Wait, total) &&
+           give(d, "work", bytes_of(s->work, sizeof s->work)) &&
+           give(d, "latencies", bytes_of(s->latencies.data, s->latencies.len)) &&
+           give_tops(d, "top", s->top, 5) && give_tops(d, "top_waits", s->top_waits, 128) &&
            give(d, "bins", bytes_of(s->bins, BINS * sizeof *s->bins)) &&
            give(d, "repairs", PyLong_FromUnsignedLongLong(s->repairs)) &&
            give(d, "repaired_at", PyLong_FromUnsignedLongLong(s->repaired_at)) &&
@@ -1072,6 +1227,10 @@ static bool tell_story(PyObject *d, const File *f, Story *s, const Event **order
     ok = ok && run_over(s, s->t1);
     for (uint32_t i = 0; ok && i <= f->max_thread; i++) {
         ok = held_end(s, i, s->t1);
+    }
+    ok = ok && sum_functions(s);
+    if (s->latencies.len > 0) {
+        qsort(s->latencies.data, s->latencies.len / sizeof(int64_t), sizeof(int64_t), compare);
     }
     ok = ok && give(d, "ts", Py_NewRef(ts)) && give(d, "kind", Py_NewRef(kinds)) &&
          give(d, "thread", Py_NewRef(threads)) && give(d, "at", Py_NewRef(ats)) &&
@@ -1165,6 +1324,11 @@ static PyObject *core_trace_read(PyObject *Py_UNUSED(mod), PyObject *args)
         free(s->lives.data);
         free(s->spans.data);
         free(s->helds.data);
+        free(s->functions.data);
+        free(s->waits.data);
+        free(s->latencies.data);
+        map_free(&s->names);
+        map_free(&s->why);
         map_free(&s->ids);
         map_free(&s->ms);
         free(s);

@@ -35,6 +35,8 @@ typedef struct {
     uint64_t ticks, mono_ns, wall_ns;
 } Clock;
 
+enum { PERIODS = 8, PERIODS_KEPT = 4 }; /* how many of the recorder's fit into what it keeps */
+
 static struct {
     pthread_mutex_t mutex; /* the sinks. Taken detached, held while writing */
     pthread_t thread;
@@ -45,6 +47,10 @@ static struct {
     TraceBuf *ring, **ring_tail; /* oldest first */
     size_t ring_bytes, ring_max;
     uint64_t ring_window_ns, ring_from;
+    uint64_t period_starts[PERIODS]; /* ticks; a ring, too */
+    uint32_t nperiods;
+    size_t period_bytes; /* since the last began */
+    int64_t period_ns;
     Clock begun;
 } w = {.mutex = PTHREAD_MUTEX_INITIALIZER, .file = {.fd = -1}, .ring_tail = &w.ring};
 
@@ -218,15 +224,22 @@ static void put_buf(Sink *s, const TraceBuf *b)
     put_events(s, b->thread, b->base, b->data, atomic_load_explicit(&b->used, memory_order_acquire));
 }
 
-/* Let go of what is too old or too much. */
-static void ring_trim(void)
+/* When what the recorder should remember begins. */
+static uint64_t window_begin(void)
 {
     Clock now = clock_now();
     double ratio = (double)(now.ticks - w.begun.ticks) / (double)(now.mono_ns - w.begun.mono_ns + 1);
-    uint64_t window = (uint64_t)((double)w.ring_window_ns * ratio);
+    double window = (double)w.ring_window_ns * ratio;
+    return window < (double)now.ticks ? now.ticks - (uint64_t)window : 0;
+}
+
+/* Let go of what is too old or too much. */
+static void ring_trim(void)
+{
+    uint64_t begin = window_begin();
     while (w.ring != NULL) {
         uint64_t last = atomic_load(&w.ring->last);
-        if (w.ring_bytes <= w.ring_max && last + window >= now.ticks) {
+        if (w.ring_bytes <= w.ring_max && last >= begin) {
             break;
         }
         TraceBuf *b = w.ring;
@@ -282,6 +295,7 @@ static TraceBuf *drain(bool ends)
             *w.ring_tail = b;
             w.ring_tail = &b->next;
             w.ring_bytes += sizeof *b;
+            w.period_bytes += sizeof *b;
         }
         else {
             buf_free(b);
@@ -319,13 +333,35 @@ static uint64_t lost_so_far(void)
 
 /* ---- the writer ---- */
 
-/* All say anew who they are; unless tracing has been switched off meanwhile. */
-static void next_period(void)
+/* mutex. All say anew who they are, so that the recorder can forget when they last did; unless tracing has been
+ * switched off meanwhile. */
+static void next_period(int64_t now_ns)
 {
     uint32_t now = atomic_load(&trace_period);
-    if (now != 0) {
-        atomic_compare_exchange_strong(&trace_period, &now, now + 1);
+    if (now != 0 && atomic_compare_exchange_strong(&trace_period, &now, now + 1)) {
+        w.period_starts[w.nperiods++ % PERIODS] = trace_ticks();
+        w.period_bytes = 0;
+        w.period_ns = now_ns;
     }
+}
+
+static bool period_is_over(int64_t now_ns)
+{
+    return w.period_bytes >= w.ring_max / PERIODS_KEPT ||
+           now_ns - w.period_ns >= (int64_t)(w.ring_window_ns / PERIODS_KEPT);
+}
+
+/* What the recorder remembers without gaps, and with names: from the first whole period on. */
+static uint64_t ring_begin(void)
+{
+    uint64_t begin = window_begin(), found = UINT64_MAX;
+    uint32_t n = w.nperiods < PERIODS ? w.nperiods : PERIODS;
+    for (uint32_t i = 0; w.ring_from > 0 && i < n; i++) {
+        uint64_t start = w.period_starts[i];
+        found = start >= w.ring_from && start < found ? start : found;
+    }
+    found = found != UINT64_MAX ? found : w.ring_from;
+    return begin > found && begin > w.begun.ticks ? begin : found;
 }
 
 static void *writer(void *Py_UNUSED(arg))
@@ -346,9 +382,9 @@ static void *writer(void *Py_UNUSED(arg))
             if (w.file.fd >= 0) {
                 put_clock(&w.file, clock_now());
             }
-            if (w.ring_on) {
-                next_period();
-            }
+        }
+        if (w.ring_on && period_is_over(now)) {
+            next_period(now);
         }
         pthread_mutex_unlock(&w.mutex);
     }
@@ -506,6 +542,9 @@ static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
     w.ring_window_ns = window;
     w.ring_max = (size_t)bytes;
     w.ring_from = recording ? trace_ticks() : 0;
+    w.nperiods = 0;
+    w.period_bytes = 0;
+    w.period_ns = nanotime();
     w.ring_on = true;
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS
@@ -552,7 +591,7 @@ static PyObject *core_trace_ring_write(PyObject *Py_UNUSED(mod), PyObject *args)
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&w.mutex);
     TraceBuf *copies = drain(true);
-    s.from = w.ring_from;
+    s.from = ring_begin();
     put_head(&s, info, (size_t)n);
     put_clock(&s, w.begun);
     for (const TraceBuf *b = w.ring; b != NULL; b = b->next) {

@@ -13,7 +13,7 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
-from gofer import atomic, context, signals, singleflight
+from gofer import atomic, context, signals, singleflight, trace
 from gofer._core import (
     Chan,
     Cond,
@@ -100,5 +100,6 @@ __all__ = [
     "singleflight",
     "sleep",
     "timeout",
+    "trace",
     "unlock_os_thread",
 ]

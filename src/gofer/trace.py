@@ -18,7 +18,6 @@ import atexit
 import contextvars
 import gc
 import itertools
-import json
 import os
 import sys
 import sysconfig
@@ -87,6 +86,8 @@ _recorder: "FlightRecorder | None" = None
 
 def _info() -> bytes:
     """What a reader should know of the process."""
+    import json  # not before it is needed: most programs are not traced
+
     return json.dumps(
         {
             "program": os.path.basename(sys.argv[0] if sys.argv else "") or "python",
@@ -196,8 +197,8 @@ class FlightRecorder:
     ) -> None:
         if not 0 < seconds < 1e6:
             raise ValueError(f"seconds must be positive and less than a million, not {seconds!r}")
-        if size < 1 << 16:
-            raise ValueError(f"size must be at least 65536 bytes, not {size!r}")
+        if size < 1 << 18:
+            raise ValueError(f"size must be at least 262144 bytes, not {size!r}")
         self.seconds = seconds
         self.size = size
         self.on_crash = on_crash

@@ -26,7 +26,7 @@ def _where(trace: Trace, stack: int) -> dict[str, Any]:
 
 
 def _spans(trace: Trace) -> Iterator[dict[str, Any]]:
-    goroutines = trace.goroutines
+    goroutines = trace.goroutines  # once: there are many spans
     waiting_for_start: dict[int, int] = {}  # goroutine -> number of the flow that ends there
     for i in range(len(trace.spans["g"])):
         span = trace.span(i)

@@ -113,8 +113,9 @@ class Span(NamedTuple):
     reason: str
     """What it waited for; of a runnable one, why it had stopped."""
     stack: int
+    """Where it waits; where the code stood when it stopped running."""
     by: int | None
-    """Of a runnable one: index of the goroutine that woke or created it."""
+    """Index of the goroutine that ended the wait, or made the runnable one so."""
 
 
 class Interval(NamedTuple):
@@ -274,45 +275,50 @@ class Trace:
     @cached_property
     def goroutines(self) -> list[Goroutine]:
         """All goroutines that the trace knows of."""
-        raw = self.raw
-        columns = zip(
-            _column(raw["g_id"], "Q"),
-            _column(raw["g_run"], "I"),
-            _column(raw["g_name"], "I"),
-            _column(raw["g_parent"], "Q"),
-            _column(raw["g_site"], "I"),
-            _column(raw["g_created"], "q"),
-            _column(raw["g_ended"], "q"),
-            raw["g_end"],
-            raw["g_flags"],
-            strict=True,
+        return [self.goroutine(i) for i in range(self.num_goroutines)]
+
+    @property
+    def num_goroutines(self) -> int:
+        """How many there are."""
+        return len(self.raw["g_id"]) // 8
+
+    @cached_property
+    def _g(self) -> dict[str, Any]:
+        formats = {
+            "id": "Q",
+            "run": "I",
+            "name": "I",
+            "parent": "Q",
+            "site": "I",
+            "created": "q",
+            "ended": "q",
+            "end": "B",
+            "flags": "B",
+            "total": "q",
+        }
+        return {name: _column(self.raw["g_" + name], f) for name, f in formats.items()}
+
+    def goroutine(self, i: int) -> Goroutine:
+        """The i-th goroutine."""
+        c = self._g
+        id, name, created, ended, end = (c[k][i] for k in ("id", "name", "created", "ended", "end"))
+        total = c["total"][5 * i : 5 * i + 5]
+        return Goroutine(
+            i,
+            id,
+            c["run"][i],
+            self.string(name) if name else f"goroutine {id}",
+            c["parent"][i],
+            next(iter(self.stack(c["site"][i])), None),
+            created if created >= 0 else None,
+            ended if ended >= 0 else None,
+            ENDS[end] if end < len(ENDS) else "?",
+            bool(c["flags"][i] & 1),
+            total[RUNNING],
+            total[RUNNABLE],
+            total[SYSCALL],
+            total[WAITING],
         )
-        totals = _column(raw["g_total"], "q")
-        sites: dict[int, Frame | None] = {}
-        found = []
-        for i, (id, run, name, parent, site, created, ended, end, flags) in enumerate(columns):
-            if site not in sites:
-                sites[site] = next(iter(self.stack(site)), None)
-            at = 5 * i
-            found.append(
-                Goroutine(
-                    i,
-                    id,
-                    run,
-                    self.string(name) if name else f"goroutine {id}",
-                    parent,
-                    sites[site],
-                    created if created >= 0 else None,
-                    ended if ended >= 0 else None,
-                    ENDS[end] if end < len(ENDS) else "?",
-                    bool(flags & 1),
-                    totals[at + RUNNING],
-                    totals[at + RUNNABLE],
-                    totals[at + SYSCALL],
-                    totals[at + WAITING],
-                )
-            )
-        return found
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -416,7 +422,19 @@ def _marks(trace: Trace) -> Marks:
             found.regions.append(Interval(start, trace.end, trace.string(name), owner, on, task))
     for id, (start, _, title, owner, begun_on) in tasks.items():
         found.tasks.append(Interval(start, trace.end, title, owner, begun_on, id))
+    if trace.begin > 0:
+        _clip(found, trace.begin)
+    for intervals in (found.gc, found.stw, found.regions, found.tasks):
+        intervals.sort(key=lambda i: i.start)
     return found
+
+
+def _clip(marks: Marks, begin: int) -> None:
+    """A flight recorder's story begins later than its events."""
+    for intervals in (marks.gc, marks.stw, marks.regions, marks.tasks):
+        intervals[:] = [i._replace(start=max(i.start, begin)) for i in intervals if i.end >= begin]
+    marks.logs = [entry for entry in marks.logs if entry.ts >= begin]
+    marks.samples = [sample for sample in marks.samples if sample.ts >= begin]
 
 
 def read(path: str | os.PathLike[str], *, truncated: bool = False) -> Trace:

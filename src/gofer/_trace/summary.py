@@ -1,8 +1,6 @@
 """A trace in figures: what the command line prints, and the tables of the viewer."""
 
-import heapq
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,114 +83,74 @@ class Summary:
     stw_time: int
 
 
-def _notable(trace: Trace, spans: list[int], next_of: dict[int, int]) -> list[Notable]:
-    found = []
-    for i in spans:
-        span = trace.span(i)
-        g = trace.goroutines[span.goroutine]
-        by = ""
-        follows = next_of.get(i)
-        if follows is not None and (waker := trace.span(follows).by) is not None:
-            by = f"{trace.goroutines[waker].name} ({trace.goroutines[waker].id})"
-        found.append(
-            Notable(
-                g.index,
-                g.id,
-                g.name,
-                span.start,
-                span.end,
-                span.p,
-                span.reason,
-                [str(frame) for frame in trace.stack(span.stack)],
-                by,
-            )
+def _notable(trace: Trace, i: int) -> Notable:
+    span = trace.span(i)
+    g = trace.goroutine(span.goroutine)
+    by = ""
+    if span.state == WAITING and span.by is not None:
+        waker = trace.goroutine(span.by)
+        by = f"{waker.name} ({waker.id})"
+    where = [str(frame) for frame in trace.stack(span.stack)]
+    return Notable(g.index, g.id, g.name, span.start, span.end, span.p, span.reason, where, by)
+
+
+def _longest(trace: Trace, state: int, top: int) -> list[Notable]:
+    """The engine keeps the longest spans of each state, and the longest waits for each reason."""
+    if state == WAITING:
+        reasons = trace.wait_reasons
+        asleep = reasons.index("sleep") if "sleep" in reasons else -1
+        lists = [spans for why, spans in enumerate(trace.raw["top_waits"]) if why != asleep]
+    else:
+        lists = [trace.raw["top"][state]]
+    spans = [i for found in lists for i in memoryview(found).cast("I")]
+    start, end = trace.spans["start"], trace.spans["end"]
+    spans.sort(key=lambda i: start[i] - end[i])
+    return [_notable(trace, i) for i in spans[:top]]
+
+
+def _functions(trace: Trace) -> list[Function]:
+    raw = trace.raw
+    rows: dict[int, Function] = {}
+    total = memoryview(raw["f_total"]).cast("q")
+    columns = (
+        memoryview(raw["f_" + c]).cast(f) for c, f in (("name", "I"), ("count", "q"), ("worst", "q"))
+    )
+    for k, (name, count, worst) in enumerate(zip(*columns, strict=True)):
+        of = total[5 * k : 5 * k + 5]
+        title = trace.string(name) if name else "(unknown)"
+        rows[name] = Function(
+            title, count, of[RUNNING], of[RUNNABLE], of[SYSCALL], of[WAITING], worst
         )
-    return found
-
-
-def _followers(spans: list[int], gs: list[int], states: list[int]) -> dict[int, int]:
-    """Which span of the same goroutine comes after each of these."""
-    found = {}
-    for i in spans:
-        g = gs[i]
-        for k in range(i + 1, len(gs)):
-            if gs[k] == g:
-                if states[k] == RUNNABLE:
-                    found[i] = k
-                break
-    return found
-
-
-def _functions(trace: Trace, gs: list[int], states: list[int], took: list[int]) -> list[Function]:
-    rows: dict[str, Function] = {}
-    row_of = []
-    for g in trace.goroutines:
-        row = rows.get(g.name)
-        if row is None:
-            row = rows[g.name] = Function(g.name)
-        row.count += 1
-        row.running += g.running
-        row.runnable += g.runnable
-        row.syscall += g.syscall
-        row.waiting += g.waiting
-        row_of.append(row)
-    waits: dict[int, int] = defaultdict(int)
-    worst = [0] * len(row_of)
-    for g_, state, reason, ns in zip(gs, states, trace.spans["reason"].tolist(), took, strict=True):
-        if state == WAITING:
-            waits[g_ << 8 | reason] += ns
-        elif state == RUNNABLE and ns > worst[g_]:
-            worst[g_] = ns
-    for key, ns in waits.items():
-        row, words = row_of[key >> 8], trace.reason(WAITING, key & 255)
-        row.waits[words] = row.waits.get(words, 0) + ns
-    for row, ns in zip(row_of, worst, strict=True):
-        row.worst_latency = max(row.worst_latency, ns)
-    for row in rows.values():
-        row.waits = dict(sorted(row.waits.items(), key=lambda item: -item[1]))
+    columns = (
+        memoryview(raw["w_" + c]).cast(f) for c, f in (("total", "q"), ("name", "I"), ("reason", "I"))
+    )
+    for ns, name, reason in sorted(zip(*columns, strict=True), reverse=True):
+        if name in rows:
+            rows[name].waits[trace.reason(WAITING, reason)] = ns
     return sorted(rows.values(), key=lambda row: -(row.running + row.syscall))
 
 
-def _ps(trace: Trace, states: list[int], took: list[int]) -> list[Proc]:
-    held: dict[int, int] = defaultdict(int)
+def _ps(trace: Trace) -> list[Proc]:
     raw = trace.raw
-    columns = (memoryview(raw["held_" + c]).cast(f) for c, f in (("p", "i"), ("start", "q")))
-    for p, start, end in zip(*columns, memoryview(raw["held_end"]).cast("q"), strict=True):
+    held: dict[int, int] = defaultdict(int)
+    columns = (
+        memoryview(raw["held_" + c]).cast(f) for c, f in (("p", "i"), ("start", "q"), ("end", "q"))
+    )
+    for p, start, end in zip(*columns, strict=True):
         held[p] += end - start
-    running: dict[int, int] = defaultdict(int)
-    slices: dict[int, int] = defaultdict(int)
-    for p, state, ns in zip(trace.spans["p"].tolist(), states, took, strict=True):
-        if state == RUNNING:
-            running[p] += ns
-            slices[p] += 1
-    return [Proc(p, running[p], held[p], slices[p]) for p in sorted(held)]
+    work = memoryview(raw["work"]).cast("q")
+    return [Proc(p, work[2 * p], held[p], work[2 * p + 1]) for p in sorted(held)]
 
 
-def _percentile(ordered: list[int], percent: int) -> int:
-    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)] if ordered else 0
+def _latencies(trace: Trace) -> dict[str, int]:
+    ordered = memoryview(trace.raw["latencies"]).cast("q")
+    n = len(ordered)
+    found = {f"p{p}": ordered[min(n - 1, n * p // 100)] if n else 0 for p in PERCENTILES}
+    return {**found, "worst": ordered[-1] if n else 0, "count": n}
 
 
 def summarise(trace: Trace, *, top: int = 10) -> Summary:
     """Work out the figures."""
-    c = trace.spans
-    gs: list[int] = c["g"].tolist()
-    states: list[int] = c["state"].tolist()
-    took = [end - start for start, end in zip(c["start"].tolist(), c["end"].tolist(), strict=True)]
-    reasons = trace.wait_reasons
-    asleep = reasons.index("sleep") if "sleep" in reasons else -1
-
-    def longest(state: int) -> list[Notable]:
-        chosen: Iterator[int] = (i for i, s in enumerate(states) if s == state)
-        if state == WAITING:
-            chosen = (i for i in chosen if c["reason"][i] != asleep)
-        indices = heapq.nlargest(top, chosen, key=took.__getitem__)
-        follows = _followers(indices, gs, states) if state == WAITING else {}
-        return _notable(trace, indices, follows)
-
-    waited = sorted(ns for ns, state in zip(took, states, strict=True) if state == RUNNABLE)
-    latencies = {f"p{p}": _percentile(waited, p) for p in PERCENTILES}
-    latencies["worst"] = waited[-1] if waited else 0
-    latencies["count"] = len(waited)
     marks = trace.marks
     return Summary(
         info=trace.info,
@@ -201,18 +159,18 @@ def summarise(trace: Trace, *, top: int = 10) -> Summary:
         lost=trace.lost,
         exact=trace.exact,
         runs=trace.raw["runs"],
-        goroutines=len(trace.goroutines),
+        goroutines=trace.num_goroutines,
         alive=sum(trace.raw["g_open"]),
         threads=len(trace.thread_ms),
         procs=max((n for _, n in marks.procs), default=0),
         counts={kind.name: n for kind in Kind if (n := trace.kind.count(bytes([kind])))},
-        functions=_functions(trace, gs, states, took),
-        ps=_ps(trace, states, took),
-        latencies=latencies,
-        slowest=longest(RUNNABLE),
-        hogs=longest(RUNNING),
-        stalls=longest(WAITING),
-        calls=longest(SYSCALL),
+        functions=_functions(trace),
+        ps=_ps(trace),
+        latencies=_latencies(trace),
+        slowest=_longest(trace, RUNNABLE, top),
+        hogs=_longest(trace, RUNNING, top),
+        stalls=_longest(trace, WAITING, top),
+        calls=_longest(trace, SYSCALL, top),
         gc_time=sum(i.end - i.start for i in marks.gc),
         stw_time=sum(i.end - i.start for i in marks.stw),
     )

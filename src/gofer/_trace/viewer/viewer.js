@@ -61,7 +61,7 @@ class Model {
     this.threadNames = new Map(this.threads);
     this.indexGoroutines();
     const running = (i) => this.span_state[i] === RUNNING;
-    this.ps = this.rowsBy(this.span_p, running, "P");
+    this.ps = this.rowsBy(this.span_p, running, "P", this.held_p);
     const onThread = (i) => this.span_state[i] === RUNNING || this.span_state[i] === SYSCALL;
     this.threadRows = this.rowsBy(this.span_thread, onThread, "T");
     this.held = this.indexHeld();
@@ -109,8 +109,10 @@ class Model {
   }
 
   // Spans grouped by a column, each group a Row.
-  rowsBy(column, wanted, prefix) {
+  // `also`: keys that have a row even without spans.
+  rowsBy(column, wanted, prefix, also) {
     const counts = new Map();
+    for (const key of also || []) if (!counts.has(key)) counts.set(key, 0);
     for (let i = 0; i < this.nspans; i++) {
       if (wanted(i) && column[i] >= 0) counts.set(column[i], (counts.get(column[i]) || 0) + 1);
     }
@@ -458,8 +460,10 @@ class Timeline {
     }
     c.font = this.small;
     c.textBaseline = "middle";
-    c.fillStyle = this.dark ? "#0d1118" : "#ffffff";
+    const strong = this.dark ? "#0d1118" : "#ffffff";
     for (const [i, x, w] of texts) {
+      const aside = this.selected >= 0 && this.model.span_g[i] !== this.selected;
+      c.fillStyle = aside && this.model.span_state[i] === RUNNING ? this.palette.dim : strong;
       const text = clip(c, label(i), w - 10);
       if (text) c.fillText(text, x + 5, y + height / 2 + 0.5);
     }

@@ -23,4 +23,5 @@ NAMES = (
     "sleeps",
     "parked",
     "cpu",
+    "tracing",
 )

@@ -13,7 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
 PATIENCE = 90.0
 
 # Chromium wants its pipe as descriptors 3 and 4.
@@ -32,7 +34,9 @@ class Browser:
 
     def __init__(self, width: int = 1440, height: int = 900, *, dark: bool = False) -> None:
         assert CHROMIUM is not None
-        self.profile = tempfile.TemporaryDirectory(prefix="gofer-browser-", ignore_cleanup_errors=True)
+        self.profile = tempfile.TemporaryDirectory(
+            prefix="gofer-browser-", ignore_cleanup_errors=True
+        )
         its_in, self.out = os.pipe()
         self.inp, its_out = os.pipe()
         flags = [
@@ -171,7 +175,9 @@ class Browser:
         self.click(left + width / 2, top + height / 2)
 
     def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        path.write_bytes(
+            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        )
 
     def errors(self) -> list[str]:
         """What the page complained of."""
@@ -180,7 +186,9 @@ class Browser:
         for event in self.events:
             if event["method"] == "Runtime.exceptionThrown":
                 found.append(str(event["params"]["exceptionDetails"]))
-            elif event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error":
+            elif (
+                event["method"] == "Log.entryAdded" and event["params"]["entry"]["level"] == "error"
+            ):
                 found.append(str(event["params"]["entry"]))
         return found
 

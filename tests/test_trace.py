@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,7 @@ def test_the_states_of_a_goroutine_fill_its_life(n: int, file: Path) -> None:
         life = t.life(g.index)
         assert life[0].start == g.created
         assert life[-1].end == g.ended
-        assert all(a.end == b.start for a, b in zip(life, life[1:], strict=False))
+        assert all(a.end == b.start for a, b in pairwise(life))
         assert sum(s.end - s.start for s in life) == g.running + g.runnable + g.syscall + g.waiting
 
 
@@ -134,7 +135,7 @@ def test_nobody_runs_on_two_ps_and_no_p_runs_two(file: Path) -> None:
                 rows.setdefault(getattr(s, key), []).append((s.start, s.end))
         for spans in rows.values():
             spans.sort()
-            assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:], strict=False))
+            assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
 # --- What it says --------------------------------------------------------------------------------
@@ -256,7 +257,6 @@ def test_regions_tasks_logs_and_collections(file: Path) -> None:
     assert marks.procs[0][1] == 2
 
 
-
 def test_the_queues_are_looked_at_now_and_then(file: Path) -> None:
     async def waits_for_its_turn() -> None:
         spin(0.002)
@@ -296,7 +296,9 @@ def test_a_region_that_is_cut_off_lasts_to_the_end(file: Path) -> None:
     assert only_region.end == t.end
 
 
-@pytest.mark.parametrize("text", ["<script>alert(1)</script>", "naïve ☃ \U0001f40d", "", "a\x00b\n", "\udc80"])
+@pytest.mark.parametrize(
+    "text", ["<script>alert(1)</script>", "naïve ☃ \U0001f40d", "", "a\x00b\n", "\udc80"]
+)
 def test_any_text_survives(text: str, file: Path) -> None:
     async def main() -> None:
         await gofer.go(_nothing, name=text)

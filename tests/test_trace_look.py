@@ -118,7 +118,7 @@ def mutate(rng: random.Random, payload: bytes) -> bytes:
 
 
 def test_ten_thousand_mutations_do_no_harm(sample: bytes) -> None:
-    """Half of them behind a right checksum, so that they get far. Whatever can be read can be shown."""
+    """Half of them behind a right checksum, so that they get far. What can be read can be shown."""
     rng = random.Random(42)
     parts = list(chunks(sample))
     read, refused, slowest = 0, 0, 0.0

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -126,10 +127,9 @@ def test_beside_a_trace(file: Path, tmp_path: Path) -> None:
     assert inner.repairs == 0
     assert len(trace.load(tmp_path / "snapshot").goroutines) >= 504
     assert len(trace.load(tmp_path / "later").goroutines) >= 504 + 41
-    with trace.recording(file):  # the other way round
-        with trace.FlightRecorder() as recorder:
-            ping_pong(1, 50)
-            recorder.snapshot(tmp_path / "snapshot")
+    with trace.recording(file), trace.FlightRecorder() as recorder:  # the other way round
+        ping_pong(1, 50)
+        recorder.snapshot(tmp_path / "snapshot")
     assert validate(trace.load(file)) == []
     assert len(trace.load(tmp_path / "snapshot").goroutines) == 3
 
@@ -149,9 +149,10 @@ def test_misuse(file: Path) -> None:
         with pytest.raises(OSError, match="No such file"):
             recorder.snapshot(file / "nowhere")
     assert not trace.enabled()
+    bad: dict[str, Any]
     for bad in ({"seconds": 0}, {"seconds": float("nan")}, {"size": 3}):
         with pytest.raises(ValueError, match="must be"):
-            trace.FlightRecorder(**bad)  # type: ignore[arg-type]
+            trace.FlightRecorder(**bad)
 
 
 def test_a_crash_is_written_down(file: Path) -> None:

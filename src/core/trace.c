@@ -245,7 +245,8 @@ static void buf_begin(TraceThread *t, TraceBuf *b)
 /* tracer.lock. The buffer is the writer's now, or nobody's. */
 static void buf_hand_over(TraceBuf *b)
 {
-    if (b->epoch != atomic_load(&tracer.epoch) || !tracer.collecting || atomic_load(&b->used) == 0) {
+    if (b->epoch != atomic_load(&tracer.epoch) || !tracer.collecting ||
+        atomic_load(&b->used) == 0) {
         b->next = tracer.free;
         tracer.free = b;
         tracer.nfree++;
@@ -591,7 +592,8 @@ void trace_on_suspend(G *g)
     const void *frame = compat_position(m->ts, &lasti);
     size_t i = (g->id * 31 + (size_t)lasti) % CACHE_SIZE;
     t->stack_of = g;
-    if (likely(t->roots[i].g == g->id && t->roots[i].frame == frame && t->roots[i].lasti == lasti)) {
+    if (likely(t->roots[i].g == g->id && t->roots[i].frame == frame &&
+               t->roots[i].lasti == lasti)) {
         t->stack = t->roots[i].stack;
         return;
     }
@@ -703,7 +705,7 @@ void trace_on_run(M *m, bool begins)
     if (t == NULL) {
         return;
     }
-    t->told = t->period;                    /* this says it all */
+    t->told = t->period;                  /* this says it all */
     memset(t->roots, 0, sizeof t->roots); /* ids begin anew */
     if (begins) {
         emit(t, EV_RUN_BEGIN, 2, (uint64_t)m->id, (uint64_t)sched.procs);
@@ -790,7 +792,7 @@ void trace_on_park(G *g, bool yields)
         return;
     }
     p = put_varint(p, g->id);
-    *p++ = !yields ? atomic_load_explicit(&g->wait_reason, memory_order_relaxed)
+    *p++ = !yields      ? atomic_load_explicit(&g->wait_reason, memory_order_relaxed)
            : g->yielded ? STOP_GOSCHED
                         : STOP_PREEMPTED;
     p = put_varint(p, t->stack_of == g ? t->stack : 0);
@@ -849,7 +851,8 @@ void trace_sample(void)
         uint32_t len = atomic_load_explicit(&proc->tail, memory_order_relaxed) -
                        atomic_load_explicit(&proc->head, memory_order_relaxed);
         len = len <= RING_SIZE ? len : 0; /* not of one instant */
-        p = put_varint(p, len + (atomic_load_explicit(&proc->runnext, memory_order_relaxed) != NULL));
+        p = put_varint(p,
+                       len + (atomic_load_explicit(&proc->runnext, memory_order_relaxed) != NULL));
     }
     event_end(t, p);
 }

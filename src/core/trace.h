@@ -39,7 +39,7 @@ enum {
     EV_TASK_END,
     EV_LOG,
     EV_SAMPLE,
-    EV_NET_POLL,  /* written by a network poller */
+    EV_NET_POLL, /* written by a network poller */
     EV_NET_READY,
     EV_KINDS,
 };

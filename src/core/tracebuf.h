@@ -16,8 +16,8 @@ enum { EVENT_MAX = 96, TEXT_MAX = TRACE_BUF / 4, STACK_MAX = 48, CACHE_SIZE = 25
 typedef struct TraceBuf {
     struct TraceBuf *next;
     uint32_t epoch, thread;
-    uint64_t base;          /* ticks; the first event counts from here */
-    _Atomic uint64_t last;  /* ticks of the last event */
+    uint64_t base;         /* ticks; the first event counts from here */
+    _Atomic uint64_t last; /* ticks of the last event */
     _Atomic uint32_t used;
     uint8_t data[TRACE_BUF];
 } TraceBuf;
@@ -27,13 +27,13 @@ typedef struct TraceThread {
     uint32_t epoch, period; /* of the event that is being written */
     uint32_t told;          /* the period in which it last said who it is */
     uint32_t index;
-    uint32_t stack;         /* where `stack_of` is about to suspend */
+    uint32_t stack; /* where `stack_of` is about to suspend */
     const G *stack_of;
     uint8_t *at, *end;
     uint64_t last;
-    _Atomic uint64_t lost;  /* events since the buffer was full and no other was to be had */
+    _Atomic uint64_t lost; /* events since the buffer was full and no other was to be had */
     uint64_t lost_told;
-    TraceBuf *buf;          /* tracer.lock to change */
+    TraceBuf *buf;                   /* tracer.lock to change */
     struct TraceThread *prev, *next; /* tracer.lock */
     struct {
         uint64_t hash;
@@ -82,11 +82,11 @@ typedef struct {
 extern Tracer tracer;
 
 uint64_t trace_ticks(void);
-bool trace_tsc(void);            /* ticks are the processor's, not nanoseconds */
+bool trace_tsc(void); /* ticks are the processor's, not nanoseconds */
 bool bytes_add(Bytes *b, const void *data, size_t n);
 bool bytes_varint(Bytes *b, uint64_t v);
-void trace_tables_clear(void);   /* attached; no lock */
-void trace_thread_leave(void);   /* this thread has nothing more to say */
+void trace_tables_clear(void);     /* attached; no lock */
+void trace_thread_leave(void);     /* this thread has nothing more to say */
 void trace_status_of_silent(void); /* attached: goroutines that no event has named so far */
 void trace_sample(void);
 

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 enum { MAX_THREADS = 1 << 20, MAX_P = MAX_PROCS, HEAD = 16, CHUNK_HEAD = 12 };
-enum { GAPS = 1000 }; /* strings and stacks that may be missing, for want of memory */
+enum { GAPS = 1000 };              /* strings and stacks that may be missing, for want of memory */
 #define MAX_ID ((uint64_t)1 << 53) /* exact in JavaScript too */
 
 /* ---- vectors and maps ---- */
@@ -111,10 +111,10 @@ typedef struct {
 } Clock;
 
 typedef struct {
-    Vec events;  /* Event, as in the file */
-    Vec args;    /* int64_t */
-    Vec text;    /* of logs */
-    Vec clocks;  /* Clock */
+    Vec events; /* Event, as in the file */
+    Vec args;   /* int64_t */
+    Vec text;   /* of logs */
+    Vec clocks; /* Clock */
     PyObject *info, *threads, *strings, *stacks;
     uint64_t lost, from, flags;
     uint32_t max_thread;
@@ -158,17 +158,17 @@ static bool get_small(Cursor *c, uint64_t most, const char *what, uint64_t *valu
 
 /* What an event has: a letter for each number, and so what it must be below. */
 static const char *const event_args[EV_KINDS] = {
-    [EV_LOST] = "n",        [EV_RUN_BEGIN] = "mp",   [EV_RUN_END] = "",
-    [EV_PROCS] = "p",       [EV_STATUS] = "mpg",     [EV_PROC_START] = "p",
-    [EV_PROC_STOP] = "",    [EV_PROC_TAKEN] = "pm",  [EV_STEAL] = "pn",
-    [EV_BACK] = "",         [EV_GO_STATUS] = "ggsssbb", [EV_GO_CREATE] = "ggssb",
-    [EV_GO_START] = "g",    [EV_GO_STOP] = "gbs",    [EV_GO_BLOCK] = "gbs",
-    [EV_GO_UNBLOCK] = "g",  [EV_GO_NOTIFY] = "g",    [EV_GO_REQUEUE] = "g",
-    [EV_GO_END] = "gb",     [EV_TIMER] = "bn",       [EV_STW_BEGIN] = "b",
-    [EV_STW_END] = "",      [EV_GC_BEGIN] = "n",     [EV_GC_END] = "n",
-    [EV_REGION_BEGIN] = "ns", [EV_REGION_END] = "ns", [EV_TASK_BEGIN] = "nns",
-    [EV_TASK_END] = "n",    [EV_LOG] = "nst",        [EV_SAMPLE] = "nnl",
-    [EV_NET_POLL] = "n",    [EV_NET_READY] = "ng",
+    [EV_LOST] = "n",          [EV_RUN_BEGIN] = "mp",      [EV_RUN_END] = "",
+    [EV_PROCS] = "p",         [EV_STATUS] = "mpg",        [EV_PROC_START] = "p",
+    [EV_PROC_STOP] = "",      [EV_PROC_TAKEN] = "pm",     [EV_STEAL] = "pn",
+    [EV_BACK] = "",           [EV_GO_STATUS] = "ggsssbb", [EV_GO_CREATE] = "ggssb",
+    [EV_GO_START] = "g",      [EV_GO_STOP] = "gbs",       [EV_GO_BLOCK] = "gbs",
+    [EV_GO_UNBLOCK] = "g",    [EV_GO_NOTIFY] = "g",       [EV_GO_REQUEUE] = "g",
+    [EV_GO_END] = "gb",       [EV_TIMER] = "bn",          [EV_STW_BEGIN] = "b",
+    [EV_STW_END] = "",        [EV_GC_BEGIN] = "n",        [EV_GC_END] = "n",
+    [EV_REGION_BEGIN] = "ns", [EV_REGION_END] = "ns",     [EV_TASK_BEGIN] = "nns",
+    [EV_TASK_END] = "n",      [EV_LOG] = "nst",           [EV_SAMPLE] = "nnl",
+    [EV_NET_POLL] = "n",      [EV_NET_READY] = "ng",
 };
 
 static uint64_t arg_limit(char letter)
@@ -287,8 +287,8 @@ static bool get_strings(File *f, Cursor c)
         uint64_t id;
         PyObject *text;
         uint64_t most = ++f->nstrings + GAPS;
-        if (!get_small(&c, most, "a string's number is out of range", &id) || !get_text(&c, &text) ||
-            !set_item(f->strings, id, text)) {
+        if (!get_small(&c, most, "a string's number is out of range", &id) ||
+            !get_text(&c, &text) || !set_item(f->strings, id, text)) {
             return false;
         }
     }
@@ -330,9 +330,8 @@ static bool get_stacks(File *f, Cursor c)
             for (int k = 0; k < 3 && ok; k++) {
                 ok = get_small(&c, INT32_MAX, "a frame is out of range", &v[k]);
             }
-            PyObject *frame = ok ? Py_BuildValue("III", (unsigned)v[0], (unsigned)v[1],
-                                                 (unsigned)v[2])
-                                 : NULL;
+            PyObject *frame =
+                ok ? Py_BuildValue("III", (unsigned)v[0], (unsigned)v[1], (unsigned)v[2]) : NULL;
             if (frame == NULL) {
                 Py_CLEAR(frames);
                 break;
@@ -419,9 +418,9 @@ static uint32_t crc32_of(const uint8_t *head, const uint8_t *data, size_t n)
 
 static bool truncated(size_t at)
 {
-    PyErr_Format(PyExc_ValueError,
-                 "the trace is truncated at byte %zu: was the program killed before it could end it?",
-                 at);
+    PyErr_Format(
+        PyExc_ValueError,
+        "the trace is truncated at byte %zu: was the program killed before it could end it?", at);
     return false;
 }
 
@@ -434,13 +433,14 @@ static bool get_file(File *f, const uint8_t *data, size_t size, bool whole)
         if (size > 0 && memcmp(data, magic, size < sizeof magic ? size : sizeof magic) == 0) {
             return truncated(size);
         }
-        PyErr_SetString(PyExc_ValueError, size == 0 ? "the file is empty" : "this is no gofer trace");
+        PyErr_SetString(PyExc_ValueError,
+                        size == 0 ? "the file is empty" : "this is no gofer trace");
         return false;
     }
     memcpy(&version, data + 12, 2);
     if (version != 1) {
-        PyErr_Format(PyExc_ValueError, "this trace is of version %d, and this gofer reads version 1",
-                     (int)version);
+        PyErr_Format(PyExc_ValueError,
+                     "this trace is of version %d, and this gofer reads version 1", (int)version);
         return false;
     }
     size_t at = HEAD;
@@ -460,8 +460,8 @@ static bool get_file(File *f, const uint8_t *data, size_t size, bool whole)
         }
         const uint8_t *payload = head + CHUNK_HEAD;
         if (crc32_of(head, payload, len) != crc) {
-            PyErr_Format(PyExc_ValueError, "the trace is corrupt: the checksum at byte %zu is wrong",
-                         at);
+            PyErr_Format(PyExc_ValueError,
+                         "the trace is corrupt: the checksum at byte %zu is wrong", at);
             return false;
         }
         if (!get_chunk(f, head[0], (Cursor){payload, payload + len})) {
@@ -494,7 +494,8 @@ static bool before(const Event *a, const Event *b)
 /* Each thread's events are in order already: link them, then take the earliest head again and again. */
 static const Event **in_order(const File *f)
 {
-    size_t n = f->events.len / sizeof(Event), nheap = 0, out = 0, threads = (size_t)f->max_thread + 1;
+    size_t n = f->events.len / sizeof(Event), nheap = 0, out = 0,
+           threads = (size_t)f->max_thread + 1;
     const Event *all = (const Event *)f->events.data;
     uint32_t *next = malloc((n + 1) * sizeof *next), *last = calloc(threads, sizeof *last);
     const Event **heap = malloc((threads + 1) * sizeof *heap);
@@ -628,10 +629,10 @@ typedef struct {
 typedef struct {
     int64_t t0, t1, clip;
     Vec lives, spans, helds;
-    Map ids;      /* run and id -> index + 1 */
-    Map ms;       /* M -> thread */
-    Map names;    /* of functions -> index + 1 in `functions` */
-    Map why;      /* name and reason -> index + 1 in `waits` */
+    Map ids;   /* run and id -> index + 1 */
+    Map ms;    /* M -> thread */
+    Map names; /* of functions -> index + 1 in `functions` */
+    Map why;   /* name and reason -> index + 1 in `waits` */
     Vec functions, waits, latencies;
     Work work[MAX_P + 1];
     Top top[5], top_waits[128]; /* by state; waits by reason */
@@ -665,7 +666,12 @@ static uint32_t life_of(Story *s, uint64_t id)
     if (g != 0 && life_at(s, g - 1)->run == s->run) {
         return g;
     }
-    Life new = {.id = id, .run = s->run, .since = s->t0, .created = -1, .ended = -1, .p = -1,
+    Life new = {.id = id,
+                .run = s->run,
+                .since = s->t0,
+                .created = -1,
+                .ended = -1,
+                .p = -1,
                 .notified_p = -1};
     g = (uint32_t)(s->lives.len / sizeof(Life)) + 1;
     return vec_add(&s->lives, &new, sizeof new) && map_put(&s->ids, key, g) ? g : 0;
@@ -745,8 +751,10 @@ static bool span_end(Story *s, Life *g, int64_t now)
     if (now < start) {
         return true;
     }
-    Span span = {start,  now,      (uint32_t)(g - (Life *)s->lives.data), g->thread, g->stack,
-                 g->by,  g->p,     g->state, g->reason, 0};
+    Span span = {start,     now,      (uint32_t)(g - (Life *)s->lives.data),
+                 g->thread, g->stack, g->by,
+                 g->p,      g->state, g->reason,
+                 0};
     g->total[g->state] += now - start;
     return vec_add(&s->spans, &span, sizeof span) && span_counts(s, g, now - start);
 }
@@ -1013,8 +1021,7 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
         return begins_to_run(s, g, e->thread, now, S_RUNNABLE);
     case EV_GO_STOP:
     case EV_GO_BLOCK:
-        if (!stops_running(s, g, e->thread, now,
-                           e->kind == EV_GO_STOP ? S_RUNNABLE : S_WAITING)) {
+        if (!stops_running(s, g, e->thread, now, e->kind == EV_GO_STOP ? S_RUNNABLE : S_WAITING)) {
             return false;
         }
         life->reason = (uint8_t)(a[1] + (e->kind == EV_GO_STOP)); /* 0: woken, or new */
@@ -1117,7 +1124,7 @@ static bool give_column(PyObject *dict, const char *name, const void *data, size
     return give(dict, name, bytes);
 }
 
-#define COLUMN(dict, prefix, vec, type, member)                                       \
+#define COLUMN(dict, prefix, vec, type, member)                                           \
     give_column(dict, prefix #member, (vec).data, (vec).len / sizeof(type), sizeof(type), \
                 offsetof(type, member), sizeof((type){0}.member))
 
@@ -1141,14 +1148,15 @@ static bool give_story(PyObject *d, const Story *s)
            COLUMN(d, "span_", s->spans, Span, g) && COLUMN(d, "span_", s->spans, Span, thread) &&
            COLUMN(d, "span_", s->spans, Span, stack) && COLUMN(d, "span_", s->spans, Span, by) &&
            COLUMN(d, "span_", s->spans, Span, p) && COLUMN(d, "span_", s->spans, Span, state) &&
-           COLUMN(d, "span_", s->spans, Span, reason) && COLUMN(d, "held_", s->helds, Held, start) &&
-           COLUMN(d, "held_", s->helds, Held, end) && COLUMN(d, "held_", s->helds, Held, thread) &&
-           COLUMN(d, "held_", s->helds, Held, p) && COLUMN(d, "g_", s->lives, Life, id) &&
-           COLUMN(d, "g_", s->lives, Life, parent) && COLUMN(d, "g_", s->lives, Life, run) &&
-           COLUMN(d, "g_", s->lives, Life, name) && COLUMN(d, "g_", s->lives, Life, site) &&
-           COLUMN(d, "g_", s->lives, Life, created) && COLUMN(d, "g_", s->lives, Life, ended) &&
-           COLUMN(d, "g_", s->lives, Life, flags) && COLUMN(d, "g_", s->lives, Life, end) &&
-           COLUMN(d, "g_", s->lives, Life, open) && COLUMN(d, "g_", s->lives, Life, total) &&
+           COLUMN(d, "span_", s->spans, Span, reason) &&
+           COLUMN(d, "held_", s->helds, Held, start) && COLUMN(d, "held_", s->helds, Held, end) &&
+           COLUMN(d, "held_", s->helds, Held, thread) && COLUMN(d, "held_", s->helds, Held, p) &&
+           COLUMN(d, "g_", s->lives, Life, id) && COLUMN(d, "g_", s->lives, Life, parent) &&
+           COLUMN(d, "g_", s->lives, Life, run) && COLUMN(d, "g_", s->lives, Life, name) &&
+           COLUMN(d, "g_", s->lives, Life, site) && COLUMN(d, "g_", s->lives, Life, created) &&
+           COLUMN(d, "g_", s->lives, Life, ended) && COLUMN(d, "g_", s->lives, Life, flags) &&
+           COLUMN(d, "g_", s->lives, Life, end) && COLUMN(d, "g_", s->lives, Life, open) &&
+           COLUMN(d, "g_", s->lives, Life, total) &&
            COLUMN(d, "f_", s->functions, Function, name) &&
            COLUMN(d, "f_", s->functions, Function, count) &&
            COLUMN(d, "f_", s->functions, Function, worst) &&

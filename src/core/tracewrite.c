@@ -27,7 +27,7 @@ typedef struct {
     int error;
     bool exact;
     uint64_t written;
-    uint64_t from; /* ticks: what is older may have gaps */
+    uint64_t from;                   /* ticks: what is older may have gaps */
     size_t strings, stacks, threads; /* how much of the definitions is in the file */
 } Sink;
 
@@ -221,14 +221,16 @@ static void bufs_free(TraceBuf *b)
 
 static void put_buf(Sink *s, const TraceBuf *b)
 {
-    put_events(s, b->thread, b->base, b->data, atomic_load_explicit(&b->used, memory_order_acquire));
+    put_events(s, b->thread, b->base, b->data,
+               atomic_load_explicit(&b->used, memory_order_acquire));
 }
 
 /* When what the recorder should remember begins. */
 static uint64_t window_begin(void)
 {
     Clock now = clock_now();
-    double ratio = (double)(now.ticks - w.begun.ticks) / (double)(now.mono_ns - w.begun.mono_ns + 1);
+    double ratio =
+        (double)(now.ticks - w.begun.ticks) / (double)(now.mono_ns - w.begun.mono_ns + 1);
     double window = (double)w.ring_window_ns * ratio;
     return window < (double)now.ticks ? now.ticks - (uint64_t)window : 0;
 }

@@ -5,11 +5,11 @@
 ...     gofer.run(main)
 >>> print(trace.summary("program.trace"))
 
-A trace shows each goroutine running, waiting (for what, where, and who woke it), ready to run but not
-running, and in a blocking call; what each P and each thread did; timers, garbage collections, and
-whatever the program says about itself with `region`, `task` and `log`. It can be recorded at any
-time, inside a run or around it. `FlightRecorder` keeps only the last seconds, until something is
-worth a look.
+A trace shows each goroutine running, waiting (for what, where, and who woke it), ready to run but
+not running, and in a blocking call; what each P and each thread did; timers, garbage collections,
+and whatever the program says about itself with `region`, `task` and `log`. It can be recorded at
+any time, inside a run or around it. `FlightRecorder` keeps only the last seconds, until something
+is worth a look.
 
 See docs/trace-format.md for the file.
 """
@@ -185,7 +185,8 @@ class FlightRecorder:
     """Remember the last seconds, and write them down when asked.
 
     There can be one at a time, also beside a trace. It keeps about `seconds` of events, but no more
-    than `size` bytes. With `on_crash`, a run() that ends with an exception writes them to that file.
+    than `size` bytes. With `on_crash`, a run() that ends with an exception writes them to that
+    file.
 
     >>> with trace.FlightRecorder(seconds=5) as recorder:
     ...     if slow:
@@ -349,7 +350,7 @@ def _check_name(name: object, what: str) -> str:
     return name
 
 
-class region:  # noqa: N801  # reads as a statement
+class region:  # reads as a statement
     """Name what a goroutine does in the block, also across awaits. Regions nest.
 
     >>> with trace.region("parse"):
@@ -374,7 +375,7 @@ class region:  # noqa: N801  # reads as a statement
 
 
 def log(*parts: Any) -> None:
-    """Write a message into the trace, or a category and a message. Without a trace: nothing happens.
+    """Write a message into the trace, or a category and a message. Without a trace: does nothing.
 
     >>> trace.log("cache is cold")
     >>> trace.log("cache", f"{hits} hits")

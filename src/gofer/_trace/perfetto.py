@@ -1,7 +1,7 @@
 """Export to the JSON that ui.perfetto.dev and chrome://tracing read.
 
-Two processes: "Ps", a row for each P with the goroutines that ran on it, and "goroutines", a row for
-each with all of its states. Flow arrows lead from who woke a goroutine to where it runs next.
+Two processes: "Ps", a row for each P with the goroutines that ran on it, and "goroutines", a row
+for each with all of its states. Flow arrows lead from who woke a goroutine to where it runs next.
 """
 
 import json
@@ -92,7 +92,7 @@ def export(trace: Trace, out: str | os.PathLike[str]) -> int:
     n = 0
     with open(out, "w", encoding="utf-8") as file:
         file.write('{"displayTimeUnit":"ns","traceEvents":[\n')
-        for n, entry in enumerate(_all(trace), 1):  # noqa: B007  # counts
+        for n, entry in enumerate(_all(trace), 1):  # counts
             file.write((",\n" if n > 1 else "") + encode(entry))
         file.write("\n]}\n")
     return n

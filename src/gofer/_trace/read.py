@@ -78,7 +78,8 @@ class Frame(NamedTuple):
         return f"{self.function} ({self.file}:{self.line})"
 
 
-class Goroutine(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Goroutine:
     """What a trace says of a goroutine as a whole. Times are in nanoseconds."""
 
     index: int
@@ -181,8 +182,9 @@ _FEW = frozenset(
 )
 
 
-def _column(data: bytes, format: str) -> Any:
-    return memoryview(data).cast(format)
+def column(data: bytes, format: str) -> Any:
+    """The bytes as an array of numbers."""
+    return memoryview(data).cast(format)  # type: ignore[call-overload]
 
 
 class Trace:
@@ -194,7 +196,9 @@ class Trace:
         try:
             info = json.loads(data["info"])
         except ValueError:
-            raise TraceError("the trace is corrupt: what it says of the program is no JSON") from None
+            raise TraceError(
+                "the trace is corrupt: what it says of the program is no JSON"
+            ) from None
         self.info: dict[str, Any] = info if isinstance(info, dict) else {}
         reasons = self.info.get("wait_reasons")
         self.wait_reasons = [str(r) for r in reasons] if isinstance(reasons, list) else []
@@ -208,16 +212,14 @@ class Trace:
         """Nothing is missing, at its begin, at its end, or between."""
         self.repairs: int = data["repairs"]
         """Events that did not fit to those before. Zero in an exact trace."""
-        self.thread_names: dict[int, str] = {
-            index: name for index, _, name in data["threads"]
-        }
+        self.thread_names: dict[int, str] = {index: name for index, _, name in data["threads"]}
         self.thread_ms: dict[int, int] = data["thread_ms"]
-        self.ts = _column(data["ts"], "q")
+        self.ts = column(data["ts"], "q")
         self.kind: bytes = data["kind"]
-        self.thread = _column(data["thread"], "I")
-        self.at = _column(data["at"], "I")
-        self.g = _column(data["g"], "I")
-        self.args = _column(data["args"], "q")
+        self.thread = column(data["thread"], "I")
+        self.at = column(data["at"], "I")
+        self.g = column(data["g"], "I")
+        self.args = column(data["args"], "q")
 
     def __repr__(self) -> str:
         seconds = (self.end - self.begin) / 1e9
@@ -296,7 +298,7 @@ class Trace:
             "flags": "B",
             "total": "q",
         }
-        return {name: _column(self.raw["g_" + name], f) for name, f in formats.items()}
+        return {name: column(self.raw["g_" + name], f) for name, f in formats.items()}
 
     def goroutine(self, i: int) -> Goroutine:
         """The i-th goroutine."""
@@ -337,7 +339,7 @@ class Trace:
             "state": "B",
             "reason": "B",
         }
-        return {name: _column(self.raw["span_" + name], f) for name, f in formats.items()}
+        return {name: column(self.raw["span_" + name], f) for name, f in formats.items()}
 
     def span(self, i: int) -> Span:
         """The i-th span."""

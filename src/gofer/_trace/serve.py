@@ -1,9 +1,9 @@
 """The viewer: one page, served on the loopback interface.
 
-The page is self-contained: its style and script are in it, and it loads nothing but /data, from the same
-server. Nothing that comes from a trace becomes HTML: the script puts it into the page as text only, and
-the page's policy forbids all other scripts anyway. Only requests that name the loopback address are
-answered, so no other site can reach the server by a name of its own (DNS rebinding).
+The page is self-contained: its style and script are in it, and it loads nothing but /data, from the
+same server. Nothing that comes from a trace becomes HTML: the script puts it into the page as text
+only, and the page's policy forbids all other scripts anyway. Only requests that name the loopback
+address are answered, so no other site can reach the server by a name of its own (DNS rebinding).
 """
 
 import base64
@@ -126,7 +126,8 @@ class Page:
         self.html = html.encode()
         self.policy = (
             f"default-src 'none'; script-src {_sha(script)}; style-src {_sha(style)}; "
-            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
         )
 
 

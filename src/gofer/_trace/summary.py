@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from gofer._trace.read import RUNNABLE, RUNNING, SYSCALL, WAITING, Kind, Trace
+from gofer._trace.read import RUNNABLE, RUNNING, SYSCALL, WAITING, Kind, Trace, column
 
 PERCENTILES = (50, 90, 99)
 
@@ -102,7 +102,7 @@ def _longest(trace: Trace, state: int, top: int) -> list[Notable]:
         lists = [spans for why, spans in enumerate(trace.raw["top_waits"]) if why != asleep]
     else:
         lists = [trace.raw["top"][state]]
-    spans = [i for found in lists for i in memoryview(found).cast("I")]
+    spans = [i for found in lists for i in column(found, "I")]
     start, end = trace.spans["start"], trace.spans["end"]
     spans.sort(key=lambda i: start[i] - end[i])
     return [_notable(trace, i) for i in spans[:top]]
@@ -111,10 +111,8 @@ def _longest(trace: Trace, state: int, top: int) -> list[Notable]:
 def _functions(trace: Trace) -> list[Function]:
     raw = trace.raw
     rows: dict[int, Function] = {}
-    total = memoryview(raw["f_total"]).cast("q")
-    columns = (
-        memoryview(raw["f_" + c]).cast(f) for c, f in (("name", "I"), ("count", "q"), ("worst", "q"))
-    )
+    total = column(raw["f_total"], "q")
+    columns = (column(raw["f_" + c], f) for c, f in (("name", "I"), ("count", "q"), ("worst", "q")))
     for k, (name, count, worst) in enumerate(zip(*columns, strict=True)):
         of = total[5 * k : 5 * k + 5]
         title = trace.string(name) if name else "(unknown)"
@@ -122,7 +120,7 @@ def _functions(trace: Trace) -> list[Function]:
             title, count, of[RUNNING], of[RUNNABLE], of[SYSCALL], of[WAITING], worst
         )
     columns = (
-        memoryview(raw["w_" + c]).cast(f) for c, f in (("total", "q"), ("name", "I"), ("reason", "I"))
+        column(raw["w_" + c], f) for c, f in (("total", "q"), ("name", "I"), ("reason", "I"))
     )
     for ns, name, reason in sorted(zip(*columns, strict=True), reverse=True):
         if name in rows:
@@ -133,17 +131,15 @@ def _functions(trace: Trace) -> list[Function]:
 def _ps(trace: Trace) -> list[Proc]:
     raw = trace.raw
     held: dict[int, int] = defaultdict(int)
-    columns = (
-        memoryview(raw["held_" + c]).cast(f) for c, f in (("p", "i"), ("start", "q"), ("end", "q"))
-    )
+    columns = (column(raw["held_" + c], f) for c, f in (("p", "i"), ("start", "q"), ("end", "q")))
     for p, start, end in zip(*columns, strict=True):
         held[p] += end - start
-    work = memoryview(raw["work"]).cast("q")
+    work = column(raw["work"], "q")
     return [Proc(p, work[2 * p], held[p], work[2 * p + 1]) for p in sorted(held)]
 
 
 def _latencies(trace: Trace) -> dict[str, int]:
-    ordered = memoryview(trace.raw["latencies"]).cast("q")
+    ordered = column(trace.raw["latencies"], "q")
     n = len(ordered)
     found = {f"p{p}": ordered[min(n - 1, n * p // 100)] if n else 0 for p in PERCENTILES}
     return {**found, "worst": ordered[-1] if n else 0, "count": n}
@@ -225,8 +221,10 @@ def text(s: Summary, *, begin: int = 0) -> str:
     python = _printable(str(s.info.get("python", "?")))
     threaded = ", free-threaded" if s.info.get("free_threaded") else ""
     lines = [
-        f"{program}: {show_ns(s.duration)}, {s.events:,} events, {s.goroutines:,} goroutines, "
-        f"{s.threads} threads, gomaxprocs {s.procs} (Python {python}{threaded})"
+        (
+            f"{program}: {show_ns(s.duration)}, {s.events:,} events, {s.goroutines:,} goroutines, "
+            f"{s.threads} threads, gomaxprocs {s.procs} (Python {python}{threaded})"
+        )
     ]
     if s.lost:
         lines.append(f"{s.lost:,} events were lost: the disk could not keep up")
@@ -238,19 +236,28 @@ def text(s: Summary, *, begin: int = 0) -> str:
     lines += _table(
         ("", "running", "of the time", "slices"),
         [
-            (f"P{p.p}", show_ns(p.running), f"{p.running / max(s.duration, 1):.1%}", f"{p.slices:,}")
+            (
+                f"P{p.p}",
+                show_ns(p.running),
+                f"{p.running / max(s.duration, 1):.1%}",
+                f"{p.slices:,}",
+            )
             for p in s.ps
         ],
     )
     latency = s.latencies
     lines += [
         "",
-        f"scheduling latency: p50 {show_ns(latency['p50'])}, p90 {show_ns(latency['p90'])}, "
-        f"p99 {show_ns(latency['p99'])}, worst {show_ns(latency['worst'])}"
-        f" ({latency['count']:,} times)",
-        f"steals {s.counts.get('STEAL', 0):,}, hand-offs {s.counts.get('PROC_TAKEN', 0):,}, "
-        f"timers {s.counts.get('TIMER', 0):,}, "
-        f"garbage collection {show_ns(s.gc_time)}, world stopped {show_ns(s.stw_time)}",
+        (
+            f"scheduling latency: p50 {show_ns(latency['p50'])}, p90 {show_ns(latency['p90'])}, "
+            f"p99 {show_ns(latency['p99'])}, worst {show_ns(latency['worst'])}"
+            f" ({latency['count']:,} times)"
+        ),
+        (
+            f"steals {s.counts.get('STEAL', 0):,}, hand-offs {s.counts.get('PROC_TAKEN', 0):,}, "
+            f"timers {s.counts.get('TIMER', 0):,}, "
+            f"garbage collection {show_ns(s.gc_time)}, world stopped {show_ns(s.stw_time)}"
+        ),
         "",
         "goroutines by function",
     ]

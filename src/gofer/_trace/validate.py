@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from gofer._trace.read import Kind, Trace
+from gofer._trace.read import Trace
 
 IDLE, RUNNABLE, RUNNING, WAITING, DEAD = "idle", "runnable", "running", "waiting", "dead"
 
@@ -11,8 +11,8 @@ class Checker:
     """The state machine of every goroutine, P and thread, in a trace that misses nothing.
 
     A goroutine is created, then runnable, running, waiting, runnable ... and ends; it runs on one
-    thread; a thread runs one goroutine and has one P at most; a P is had by one thread at most; and no
-    more Ps are in use than gomaxprocs says.
+    thread; a thread runs one goroutine and has one P at most; a P is had by one thread at most; and
+    no more Ps are in use than gomaxprocs says.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -176,6 +176,8 @@ def validate(trace: Trace) -> list[str]:
     if not trace.exact:
         problems.append("the trace is not exact: events are missing")
     if trace.repairs:
-        problems.append(f"the reader made {trace.repairs} repairs, the first at event "
-                        f"{trace.raw['repaired_at']}")
+        problems.append(
+            f"the reader made {trace.repairs} repairs, the first at event "
+            f"{trace.raw['repaired_at']}"
+        )
     return problems

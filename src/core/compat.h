@@ -79,21 +79,22 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 #endif
 }
 
-/* Which frame the running code is in, and where in it: an address to compare with, NULL if there is none. No
- * reference is counted: the trace asks on every wait. */
-static inline const void *compat_position(PyThreadState *ts, int *lasti)
+/* Which frame the running code is in (NULL: none), and where in it: both only to be compared. No reference is
+ * counted and no object made: the trace asks on every wait. */
+static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
 {
 #if PY_VERSION_HEX >= 0x030D0000
     struct _PyInterpreterFrame *frame = ts->current_frame;
-#elif PY_VERSION_HEX >= 0x030C0000
-    struct _PyInterpreterFrame *frame = ts->cframe->current_frame;
 #else
-    (void)ts;
-    PyFrameObject *frame = PyEval_GetFrame();
-    *lasti = frame != NULL ? PyFrame_GetLasti(frame) : 0;
+    struct _PyInterpreterFrame *frame = ts->cframe->current_frame;
 #endif
 #if PY_VERSION_HEX >= 0x030C0000
-    *lasti = frame != NULL ? PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+    *where = frame != NULL ? (uintptr_t)PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+#else
+    struct { /* the head of a frame in 3.11's pycore_frame.h */
+        void *func, *globals, *builtins, *locals, *code, *frame_obj, *previous, *prev_instr;
+    } *head = (void *)frame;
+    *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
 #endif
     return frame;
 }

@@ -235,7 +235,6 @@ static void buf_begin(TraceThread *t, TraceBuf *b)
     b->epoch = t->epoch;
     b->thread = t->index;
     b->base = t->last;
-    atomic_store_explicit(&b->last, t->last, memory_order_relaxed);
     atomic_store_explicit(&b->used, 0, memory_order_relaxed);
     t->buf = b;
     t->at = b->data;
@@ -243,8 +242,10 @@ static void buf_begin(TraceThread *t, TraceBuf *b)
 }
 
 /* tracer.lock. The buffer is the writer's now, or nobody's. */
-static void buf_hand_over(TraceBuf *b)
+static void buf_hand_over(const TraceThread *t)
 {
+    TraceBuf *b = t->buf;
+    b->last = t->last;
     if (b->epoch != atomic_load(&tracer.epoch) || !tracer.collecting ||
         atomic_load(&b->used) == 0) {
         b->next = tracer.free;
@@ -273,7 +274,7 @@ static bool buf_next(TraceThread *t)
     lock(&tracer.lock);
     TraceBuf *b = buf_get();
     if (b != NULL) {
-        buf_hand_over(t->buf);
+        buf_hand_over(t);
         buf_begin(t, b);
     }
     unlock(&tracer.lock);
@@ -321,6 +322,7 @@ static TraceThread *thread_enter(TraceThread *t, uint32_t epoch)
     TraceBuf *b = t->buf != NULL ? t->buf : buf_get();
     t->buf = b;
     bool late = !tracer.collecting || epoch != atomic_load(&tracer.epoch);
+    t->period = UINT32_MAX; /* none */
     if (b != NULL && !late) {
         t->epoch = epoch;
         t->told = 0;
@@ -338,23 +340,30 @@ static TraceThread *thread_enter(TraceThread *t, uint32_t epoch)
     return b != NULL && !late ? t : NULL;
 }
 
-/* Whether tracing is on is looked at once for each event, here: it may end and begin again at any time. NULL:
- * it is off by now. */
+/* `period` is 0: tracing is off by now. Or it is older than the epoch: the next trace is about to begin. */
+static __attribute__((noinline)) TraceThread *self_slow(uint32_t period)
+{
+    TraceThread *t = tls_trace;
+    uint32_t epoch = atomic_load_explicit(&tracer.epoch, memory_order_relaxed);
+    if (period == 0 || period < epoch) {
+        return NULL;
+    }
+    if (t == NULL || t->epoch != epoch) {
+        t = thread_enter(t, epoch);
+    }
+    if (t != NULL) {
+        t->period = period;
+    }
+    return t;
+}
+
+/* Whether tracing is on is looked at once for each event, here: it may end and begin again at any time. A period
+ * is of one trace only, so if this thread has been in it, it is in that trace. */
 static inline TraceThread *self(void)
 {
     TraceThread *t = tls_trace;
     uint32_t period = atomic_load_explicit(&trace_period, memory_order_acquire);
-    uint32_t epoch = atomic_load_explicit(&tracer.epoch, memory_order_relaxed);
-    if (unlikely(period == 0 || period < epoch)) { /* older: the next trace is about to begin */
-        return NULL;
-    }
-    if (unlikely(t == NULL || t->epoch != epoch)) {
-        t = thread_enter(t, epoch);
-    }
-    if (likely(t != NULL)) {
-        t->period = period;
-    }
-    return t;
+    return likely(t != NULL && t->period == period) ? t : self_slow(period);
 }
 
 void trace_thread_leave(void)
@@ -378,7 +387,7 @@ void trace_thread_leave(void)
     if (t->epoch == atomic_load(&tracer.epoch)) {
         tracer.lost += atomic_load(&t->lost);
     }
-    buf_hand_over(t->buf);
+    buf_hand_over(t);
     unlock(&tracer.lock);
     free(t);
 }
@@ -391,33 +400,39 @@ static void at_thread_end(void *t)
 
 /* ---- writing an event ---- */
 
-static uint8_t *event_begin(TraceThread *t, int kind, uint64_t now, size_t more)
+/* There is no room. False: nor will there be. */
+static __attribute__((noinline)) bool event_room(TraceThread *t)
 {
-    if (unlikely((size_t)(t->end - t->at) < 2 * EVENT_MAX + more)) {
-        if (!buf_next(t)) {
-            event_lost(t);
-            return NULL;
-        }
-        uint64_t lost = atomic_load_explicit(&t->lost, memory_order_relaxed);
-        if (lost != t->lost_told) {
-            *t->at++ = EV_LOST;
-            *t->at++ = 0;
-            t->at = put_varint(t->at, lost - t->lost_told);
-            t->lost_told = lost;
-        }
+    if (!buf_next(t)) {
+        event_lost(t);
+        return false;
+    }
+    uint64_t lost = atomic_load_explicit(&t->lost, memory_order_relaxed);
+    if (lost != t->lost_told) {
+        *t->at++ = EV_LOST;
+        *t->at++ = 0;
+        t->at = put_varint(t->at, lost - t->lost_told);
+        t->lost_told = lost;
+    }
+    return true;
+}
+
+static inline uint8_t *event_begin(TraceThread *t, int kind, uint64_t now, size_t more)
+{
+    if (unlikely((size_t)(t->end - t->at) < 2 * EVENT_MAX + more) && !event_room(t)) {
+        return NULL;
     }
     uint8_t *p = t->at;
-    *p++ = (uint8_t)kind;
-    now = now > t->last ? now : t->last;
-    p = put_varint(p, now - t->last);
+    *p = (uint8_t)kind;
+    now = likely(now > t->last) ? now : t->last;
+    p = put_varint(p + 1, now - t->last);
     t->last = now;
     return p;
 }
 
-static void event_end(TraceThread *t, uint8_t *p)
+static inline void event_end(TraceThread *t, uint8_t *p)
 {
     t->at = p;
-    atomic_store_explicit(&t->buf->last, t->last, memory_order_relaxed);
     atomic_store_explicit(&t->buf->used, (uint32_t)(p - t->buf->data), memory_order_release);
 }
 
@@ -588,19 +603,19 @@ void trace_on_suspend(G *g)
     if (t == NULL) {
         return;
     }
-    int lasti;
-    const void *frame = compat_position(m->ts, &lasti);
-    size_t i = (g->id * 31 + (size_t)lasti) % CACHE_SIZE;
+    uintptr_t where;
+    const void *frame = compat_position(m->ts, &where);
+    size_t i = (g->id * 31 + where) % CACHE_SIZE;
     t->stack_of = g;
     if (likely(t->roots[i].g == g->id && t->roots[i].frame == frame &&
-               t->roots[i].lasti == lasti)) {
+               t->roots[i].where == where)) {
         t->stack = t->roots[i].stack;
         return;
     }
     if (walk(t, g, &t->stack) == 1) {
         t->roots[i].g = g->id;
         t->roots[i].frame = frame;
-        t->roots[i].lasti = lasti;
+        t->roots[i].where = where;
         t->roots[i].stack = t->stack;
     }
 }
@@ -1031,6 +1046,7 @@ void trace_forked(void)
     if (tls_trace != NULL) {
         tls_trace->index = 0;
         tls_trace->epoch = 0;
+        tls_trace->period = UINT32_MAX;
         tls_trace->prev = tls_trace->next = NULL;
     }
     tracewrite_forked();

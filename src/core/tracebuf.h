@@ -16,8 +16,8 @@ enum { EVENT_MAX = 96, TEXT_MAX = TRACE_BUF / 4, STACK_MAX = 48, CACHE_SIZE = 25
 typedef struct TraceBuf {
     struct TraceBuf *next;
     uint32_t epoch, thread;
-    uint64_t base;         /* ticks; the first event counts from here */
-    _Atomic uint64_t last; /* ticks of the last event */
+    uint64_t base; /* ticks; the first event counts from here */
+    uint64_t last; /* ticks of the last event, once it is full */
     _Atomic uint32_t used;
     uint8_t data[TRACE_BUF];
 } TraceBuf;
@@ -42,7 +42,7 @@ typedef struct TraceThread {
     struct { /* goroutines whose own function, not one that it awaits, suspended here */
         uint64_t g;
         const void *frame; /* lives as long as the goroutine */
-        int lasti;
+        uintptr_t where;
         uint32_t stack;
     } roots[CACHE_SIZE];
     struct {
@@ -92,6 +92,15 @@ void trace_sample(void);
 
 static inline uint8_t *put_varint(uint8_t *p, uint64_t v)
 {
+    if (likely(v < 1 << 7)) {
+        *p = (uint8_t)v;
+        return p + 1;
+    }
+    if (likely(v < 1 << 14)) {
+        p[0] = (uint8_t)(v | 0x80);
+        p[1] = (uint8_t)(v >> 7);
+        return p + 2;
+    }
     while (v >= 0x80) {
         *p++ = (uint8_t)(v | 0x80);
         v >>= 7;

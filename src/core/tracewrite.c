@@ -240,7 +240,7 @@ static void ring_trim(void)
 {
     uint64_t begin = window_begin();
     while (w.ring != NULL) {
-        uint64_t last = atomic_load(&w.ring->last);
+        uint64_t last = w.ring->last;
         if (w.ring_bytes <= w.ring_max && last >= begin) {
             break;
         }

@@ -372,6 +372,9 @@ typedef struct {
     /* Read by everybody all the time, written hardly ever. */
     _Atomic int32_t procs; /* changes only with the world stopped */
     _Atomic uint32_t stop_world;
+    /* 0: no trace. Else a number that is new for each trace and, while a flight recorder runs, for each period in
+     * which all that do something say once who they are (G.traced, TraceThread.told). */
+    _Atomic uint32_t trace_period;
     _Atomic uint32_t running;  /* one of RUN_... */
     _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */

@@ -26,7 +26,6 @@
 #include <x86intrin.h>
 #endif
 
-_Atomic uint32_t trace_period;
 Tracer tracer = {.full_tail = &tracer.full};
 static _Thread_local TraceThread *tls_trace __attribute__((tls_model("initial-exec")));
 static pthread_key_t thread_end;
@@ -362,7 +361,7 @@ static __attribute__((noinline)) TraceThread *self_slow(uint32_t period)
 static inline TraceThread *self(void)
 {
     TraceThread *t = tls_trace;
-    uint32_t period = atomic_load_explicit(&trace_period, memory_order_acquire);
+    uint32_t period = atomic_load_explicit(&sched.trace_period, memory_order_acquire);
     return likely(t != NULL && t->period == period) ? t : self_slow(period);
 }
 
@@ -1035,7 +1034,7 @@ PyMethodDef trace_methods[] = {
 /* What other threads were doing with all this when the process was forked is not known. Their memory is lost. */
 void trace_forked(void)
 {
-    atomic_store(&trace_period, 0);
+    atomic_store(&sched.trace_period, 0);
     tracer.lock = (Lock){0};
     tracer.threads = NULL;
     tracer.full = tracer.free = NULL;

@@ -47,10 +47,6 @@ enum {
 enum { STOP_GOSCHED, STOP_PREEMPTED };         /* of EV_GO_STOP */
 enum { TRACED_PLAIN = 1, TRACED_RUNTIME = 2 }; /* flags of EV_GO_CREATE and EV_GO_STATUS */
 
-/* 0: off. Else a number that is new for each trace and, while a flight recorder runs, for each second, in
- * which every thread and goroutine that does something says once who it is (G.traced, TraceThread.told). */
-extern _Atomic uint32_t trace_period;
-
 void trace_on_run(M *m, bool begins);
 void trace_on_procs(int n);
 void trace_on_proc(M *m, int kind);
@@ -72,7 +68,7 @@ extern PyMethodDef trace_methods[], tracewrite_methods[], traceread_methods[];
 
 static inline bool tracing(void)
 {
-    return unlikely(atomic_load_explicit(&trace_period, memory_order_relaxed) != 0);
+    return unlikely(atomic_load_explicit(&sched.trace_period, memory_order_relaxed) != 0);
 }
 
 static inline void trace_run_begin(M *m) /* P in P_RUNNING */

@@ -792,8 +792,11 @@ static void runs_on(Life *g, uint32_t thread, const Thread *t)
 /* The span that has just ended, if it is this goroutine's and in this state or that. */
 static Span *just_ended(Story *s, const Life *g, int state, int or_state)
 {
+    if (s->spans.len == 0) {
+        return NULL;
+    }
     Span *last = (Span *)(s->spans.data + s->spans.len) - 1;
-    bool its = s->spans.len > 0 && last->g == (uint32_t)(g - (Life *)s->lives.data) &&
+    bool its = last->g == (uint32_t)(g - (Life *)s->lives.data) &&
                (last->state == state || last->state == or_state);
     return its ? last : NULL;
 }

@@ -339,8 +339,8 @@ static uint64_t lost_so_far(void)
  * switched off meanwhile. */
 static void next_period(int64_t now_ns)
 {
-    uint32_t now = atomic_load(&trace_period);
-    if (now != 0 && atomic_compare_exchange_strong(&trace_period, &now, now + 1)) {
+    uint32_t now = atomic_load(&sched.trace_period);
+    if (now != 0 && atomic_compare_exchange_strong(&sched.trace_period, &now, now + 1)) {
         w.period_starts[w.nperiods++ % PERIODS] = trace_ticks();
         w.period_bytes = 0;
         w.period_ns = now_ns;
@@ -373,7 +373,7 @@ static void *writer(void *Py_UNUSED(arg))
     while (!atomic_load(&w.stopping)) {
         note_sleep(&tracer.note, nanotime() + SAMPLE_NS);
         note_clear(&tracer.note);
-        if (atomic_load_explicit(&trace_period, memory_order_relaxed) != 0) {
+        if (atomic_load_explicit(&sched.trace_period, memory_order_relaxed) != 0) {
             trace_sample();
         }
         pthread_mutex_lock(&w.mutex);
@@ -433,7 +433,7 @@ static bool begin(void)
         PyErr_SetFromErrno(PyExc_OSError);
         return false;
     }
-    atomic_store(&trace_period, last_period);
+    atomic_store(&sched.trace_period, last_period);
     if (atomic_load(&sched.running) == RUN_ON) {
         trace_procs(sched.procs);
     }
@@ -456,7 +456,7 @@ static void prepare(void) /* attached */
 static void end(void)
 {
     trace_status_of_silent();
-    last_period = atomic_exchange(&trace_period, 0);
+    last_period = atomic_exchange(&sched.trace_period, 0);
     Py_BEGIN_ALLOW_THREADS
     writer_stop();
     Py_END_ALLOW_THREADS

@@ -79,6 +79,8 @@ PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 
 .PHONY: test
 test: ROUNDS ?= 300
+# Dask in the plain environment only: it is no test of the flavours.
+test: $(if $(FLAVOUR),,$(VENV)/.group-test-dask)
 test: $(VENV)/.installed $(VENV)/.group-test ## run all tests, the stress tests for a short while
 	$(PYTEST)
 
@@ -90,6 +92,10 @@ stress: $(VENV)/.installed $(VENV)/.group-test ## run the stress tests for long:
 .PHONY: tiny
 tiny: ## run all tests with rings and caches of 4 slots and asserts on
 	@$(MAKE) FLAVOUR=tiny test
+
+.PHONY: retake
+retake: ## run all tests while every P in user code is taken away every 50 us
+	@GOFER_TEST_SYSMON_US=50 $(MAKE) test
 
 .PHONY: asan
 asan: ## run all tests under AddressSanitizer and UBSan

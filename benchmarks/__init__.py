@@ -20,8 +20,10 @@ NAMES = (
     "mpmc",
     "mutex",
     "selects",
+    "offload",
     "sleeps",
     "parked",
     "cpu",
+    "stall",
     "tracing",
 )

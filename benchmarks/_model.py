@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -33,6 +33,8 @@ class Sample:
     grown_bytes: int  # resident memory at the end of the measured part minus at its start
     peak_bytes: int  # the process's highest resident memory so far
     gil: bool = False  # the GIL was on: on a free-threaded build some import switched it on
+    worst_seconds: float = 0.0  # workloads about delays: the longest, and the 99th percentile
+    p99_seconds: float = 0.0
 
 
 @dataclass
@@ -57,6 +59,16 @@ class Job:
         cpu += time.process_time()
         grown += _resident_bytes()
         self.sample = Sample(self.ops, seconds, cpu, grown, _peak_bytes(), _gil_enabled())
+
+    def delays(self, seconds: Sequence[float]) -> None:
+        """After the measured part: how late things were in it."""
+        assert self.sample is not None
+        ordered = sorted(seconds)
+        self.sample = dataclasses.replace(
+            self.sample,
+            worst_seconds=ordered[-1],
+            p99_seconds=ordered[len(ordered) * 99 // 100],
+        )
 
     def emit(self) -> None:
         """Print the sample as one JSON line, which the parent reads."""
@@ -133,6 +145,9 @@ def _show_ns(value: float) -> str:
 NS_PER_OP = Metric("time per op", lambda s: s.seconds / s.ops * 1e9, _show_ns)
 CPU_SECONDS = Metric("CPU time", lambda s: s.cpu_seconds, lambda v: f"{v:.3f} s")
 WALL_SECONDS = Metric("wall time", lambda s: s.seconds, lambda v: f"{v:.3f} s")
+WORST_DELAY = Metric("worst delay", lambda s: s.worst_seconds, lambda v: f"{v * 1e3:.2f} ms")
+P99_DELAY = Metric("99th percentile", lambda s: s.p99_seconds, lambda v: f"{v * 1e3:.2f} ms")
+CPU_SHARE = Metric("of one CPU", lambda s: s.cpu_seconds / s.seconds, lambda v: f"{v:.2%}")
 BYTES_PER_OP = Metric("bytes each", lambda s: s.grown_bytes / s.ops, lambda v: f"{v:.0f} B")
 
 
@@ -152,6 +167,7 @@ class Bar:
     at_least: float | None = None
     at_most: float | None = None
     promise: bool = True  # False: print the number beside the promises, without a verdict
+    metric: Metric | None = None  # None: the workload's
 
 
 @dataclass(frozen=True)
@@ -165,6 +181,7 @@ class Workload:
     ops: Callable[[Size], int]
     cases: tuple[Case, ...]
     bars: tuple[Bar, ...] = ()
+    more: tuple[Metric, ...] = ()  # shown too, of the best run
 
     def __post_init__(self) -> None:
         keys = [case.key for case in self.cases]

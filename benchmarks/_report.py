@@ -91,13 +91,14 @@ def _group(workload: Workload, group: str, outcomes: list[Outcome]) -> list[str]
     show = workload.metric.show
     gofer, asyncio = (_reference(outcomes, runtime) for runtime in ("gofer", "asyncio"))
     heads = ["runtime", "idiom", workload.metric.name, "median", "/ gofer", "/ asyncio"]
+    heads += [metric.name for metric in workload.more]
     rows = [[*heads, "wall s", "CPU s", "peak MB", ""]]
     for outcome in sorted(outcomes, key=lambda o: float("inf") if o.best is None else o.best):
         case, sample = outcome.case, outcome.best_sample
         name = [f"{case.label} {group}".strip(), case.idiom]
         remarks = [f"FAILED: {error}" for error in outcome.errors]
         if sample is None or outcome.best is None or outcome.median is None:
-            rows.append([*name, *["-"] * 7, *remarks])
+            rows.append([*name, *["-"] * (7 + len(workload.more)), *remarks])
             continue
         if FREE_THREADED and sample.gil:
             remarks.append("the GIL was on")
@@ -110,6 +111,7 @@ def _group(workload: Workload, group: str, outcomes: list[Outcome]) -> list[str]
                 show(outcome.median),
                 f"{outcome.best / gofer:.2f}" if gofer else "-",
                 f"{outcome.best / asyncio:.2f}" if asyncio else "-",
+                *(metric.show(metric.of(sample)) for metric in workload.more),
                 f"{sample.seconds:.3f}",
                 f"{sample.cpu_seconds:.2f}",
                 f"{sample.peak_bytes / 2**20:.0f}",
@@ -147,30 +149,33 @@ def _judge(workload: Workload, bar: Bar, by_key: dict[str, Outcome]) -> Verdict:
     def verdict(word: str, detail: str) -> Verdict:
         return Verdict(workload.name, bar, word if bar.promise else "NOTE", detail)
 
+    metric = bar.metric or workload.metric
     ours = by_key.get(bar.case)
     if ours is None:
         return verdict("SKIP", f"{bar.case} did not run")
-    if ours.best is None or ours.errors:
+    best = ours.best_of(metric)
+    if best is None or ours.errors:
         # One crash in five runs is no pass, however fast the other four were.
         return verdict("FAIL", f"{bar.case}: {ours.errors[-1]}")
-    show = workload.metric.show
+    show = metric.show
     if not bar.than:
         assert bar.at_most is not None
-        return verdict("PASS" if ours.best <= bar.at_most else "FAIL", show(ours.best))
+        return verdict("PASS" if best <= bar.at_most else "FAIL", show(best))
     than = [by_key[key] for key in bar.than if key in by_key]
     if len(than) < len(bar.than):
         return verdict("SKIP", f"{', '.join(set(bar.than) - set(by_key))} did not run")
-    theirs = min(than, key=lambda o: float("inf") if o.best is None else o.best)
-    if theirs.best is None:
-        return verdict("SKIP", f"{theirs.case.key}: {theirs.errors[-1]}")
-    pair = f"{show(ours.best)} against {show(theirs.best)} ({theirs.case.key})"
+    figures = [(figure, o) for o in than if (figure := o.best_of(metric)) is not None]
+    if not figures:
+        return verdict("SKIP", f"{than[0].case.key}: {than[0].errors[-1]}")
+    least, theirs = min(figures, key=lambda pair: pair[0])
+    pair = f"{show(best)} against {show(least)} ({theirs.case.key})"
     if bar.at_least is not None:
-        ratio = theirs.best / ours.best
+        ratio = least / best
         # "Faster" means faster: a bar of 1 is not met by a tie.
         met = ratio > 1 if bar.at_least == 1 else ratio >= bar.at_least
     else:
         assert bar.at_most is not None
-        ratio = ours.best / theirs.best
+        ratio = best / least
         met = ratio <= bar.at_most
     return verdict("PASS" if met else "FAIL", f"{ratio:.2f}x: {pair}")
 

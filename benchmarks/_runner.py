@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import _go
-from benchmarks._model import Build, Case, Sample, Workload
+from benchmarks._model import Build, Case, Metric, Sample, Workload
 
 ROOT = Path(__file__).parent.parent
 FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
@@ -90,8 +90,10 @@ class Outcome:
 
     @property
     def best(self) -> float | None:
-        sample = self.best_sample
-        return None if sample is None else self.workload.metric.of(sample)
+        return self.best_of(self.workload.metric)
+
+    def best_of(self, metric: Metric) -> float | None:
+        return min(map(metric.of, self.samples), default=None)
 
     @property
     def median(self) -> float | None:

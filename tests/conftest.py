@@ -29,6 +29,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def sysmon_as_asked() -> Iterator[None]:
+    """GOFER_TEST_SYSMON_US=50: every 50 microseconds all Ps in user code are handed to others."""
+    before = _core.set_sysmon(int(os.environ.get("GOFER_TEST_SYSMON_US", "0")))
+    yield
+    _core.set_sysmon(before)
+
+
+@pytest.fixture
+def no_handoff() -> Iterator[None]:
+    """For what is exact only while no P is taken from a goroutine: an order, a number of threads.
+
+    Otherwise that may happen whenever this machine has no time for the thread that holds it.
+    """
+    before = _core.set_sysmon(-1)
+    yield
+    _core.set_sysmon(before)
+
+
 @pytest.fixture(params=[1, 2, 4, 8], ids="procs={}".format)
 def procs(request: pytest.FixtureRequest) -> int:
     """How many Ps: behaviour must not depend on it."""

@@ -142,6 +142,14 @@ def thread(target: Callable[..., object], *args: object) -> Iterator[threading.T
         raise failure[0]
 
 
+def all_came_back() -> None:
+    """After a run: wait for the functions that it did not wait for."""
+    deadline = time.monotonic() + PATIENCE
+    while _core.counters()["goroutines"] > 0:
+        assert time.monotonic() < deadline, "a function that was left behind did not come back"
+        time.sleep(0.001)
+
+
 # --- Programs ------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import time
 import traceback
 import types
 import weakref
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterator
 from typing import Any, NoReturn
 
 import pytest
@@ -137,14 +137,12 @@ async def async_generator() -> AsyncIterator[int]:
     yield 1
 
 
-def plain() -> None:
-    pass
+def generator() -> Iterator[int]:
+    yield 1
 
 
 @pytest.mark.parametrize(
-    "fn",
-    [5, None, "x", lambda: None, plain, print, int, Worker, async_generator, object(), [], ...],
-    ids=repr,
+    "fn", [5, None, "x", generator, async_generator, object(), [], ...], ids=repr
 )
 def test_anything_else_is_a_type_error_at_the_call(fn: Any) -> None:
     async def main() -> None:
@@ -443,7 +441,7 @@ def test_state_and_wait_reason_in_each_state() -> None:
 
     async def child() -> None:
         seen["running"] = (me[0].state, me[0].wait_reason)
-        await gofer.sleep(0.001)
+        await gofer.sleep(0.1)
         await gofer.go(sleep_long)
 
     async def main() -> None:
@@ -765,11 +763,13 @@ def run_order(n: int) -> list[int]:
     return order
 
 
+@pytest.mark.usefixtures("no_handoff")
 @pytest.mark.parametrize("n", [1, 2, 3, RING_SIZE, RING_SIZE + 1])
 def test_on_one_p_the_last_runs_first_then_the_others_in_order(n: int) -> None:
     assert run_order(n) == [n, *range(1, n)]
 
 
+@pytest.mark.usefixtures("no_handoff")
 def test_when_the_ring_is_full_half_of_it_and_the_newcomer_go_to_the_global_queue() -> None:
     """Go's oracle for 300 on a ring of 256, told for any size."""
     half = RING_SIZE // 2

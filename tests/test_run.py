@@ -87,7 +87,7 @@ def test_wrong_arguments_are_the_usual_type_error() -> None:
         gofer.run(give)
 
 
-@pytest.mark.parametrize("main", [None, 5, print, lambda: None, type, "main"])
+@pytest.mark.parametrize("main", [None, 5, "main", (1, 2)])
 def test_anything_else_is_a_type_error_that_names_it(main: Any) -> None:
     with pytest.raises(TypeError) as info:
         gofer.run(main)

@@ -67,6 +67,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines(procs: int) -> None:
     assert woken == delays
 
 
+@pytest.mark.usefixtures("no_handoff")  # or nobody is late
 def test_on_one_p_deadlines_fire_in_order_even_when_all_are_late() -> None:
     n = RING_SIZE // 2  # so that none goes through the global queue
     woken: list[int] = []

@@ -91,6 +91,7 @@ def test_the_limit_is_checked_at_once_when_it_is_lowered() -> None:
         gofer.run(main, procs=8)
 
 
+@pytest.mark.usefixtures("no_handoff")  # which gives those that block one more each
 def test_there_are_never_more_threads_than_ps_need(procs: int) -> None:
     most = 0
 
@@ -111,6 +112,7 @@ def test_there_are_never_more_threads_than_ps_need(procs: int) -> None:
     assert most <= procs + 1
 
 
+@pytest.mark.usefixtures("no_handoff")
 def test_one_p_needs_one_thread() -> None:
     async def main() -> int:
         gs = [gofer.go(give, 1) for _ in range(100)]

@@ -218,15 +218,27 @@ static PyObject *as_operation(PyObject *obj, G **own)
 
 /* ---- in a plain goroutine ---- */
 
+void error_orphan(const char *what)
+{
+    PyErr_Format(PyExc_RuntimeError, "%s: the runtime of this goroutine has ended", what);
+}
+
 PyObject *block_plain(M *m, PyObject *iter)
 {
-    PyObject *result;
+    PyObject *result, *outer = m->blocked_on;
     PySendResult r;
     while ((r = resume_coro(iter, &result)) == PYGEN_NEXT) {
         Py_DECREF(result); /* PARKED */
+        m->blocked_on = iter;
         park_wired(m, m->curg);
+        m->blocked_on = outer;
     }
     Py_DECREF(iter);
+    if (r != PYGEN_RETURN && atomic_load(&m->user) == USER_ORPHAN &&
+        PyErr_ExceptionMatches(hooks.Cancelled)) {
+        PyErr_Clear();
+        error_orphan("block()");
+    }
     return r == PYGEN_RETURN ? result : NULL;
 }
 
@@ -263,8 +275,8 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
     }
     M *m = tls_m;
     if (m != NULL && m->curg != NULL && m->curg->plain) {
-        if (atomic_load(&m->plain) == PLAIN_ORPHAN) {
-            PyErr_SetString(PyExc_RuntimeError, "block(): the runtime of this goroutine has ended");
+        if (atomic_load(&m->user) == USER_ORPHAN) {
+            error_orphan("block()");
             return NULL;
         }
         PyObject *iter = as_iterator(obj, timeout);
@@ -296,7 +308,8 @@ PyDoc_STRVAR(
     block_doc,
     "block(op, /, timeout=None)\n--\n\n"
     "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
-             "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation is "
+    "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation "
+    "is "
     "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
 
 PyMethodDef block_methods[] = {

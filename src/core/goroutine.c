@@ -21,6 +21,7 @@ static const char *const wait_reasons[] = {
     [WAIT_GROUP] = "sync.WaitGroup.Wait",
     [WAIT_COND] = "sync.Cond.Wait",
     [WAIT_SEMA] = "semacquire",
+    [WAIT_FUTURE] = "future wait",
 };
 
 const char *wait_reason_text(unsigned why)
@@ -28,45 +29,36 @@ const char *wait_reason_text(unsigned why)
     return why < sizeof wait_reasons / sizeof *wait_reasons ? wait_reasons[why] : NULL;
 }
 
-/* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
+/* ---- allocation ---- */
 
-static PyObject **free_link(PyObject *op)
+void *object_new_slow(M *m, int kind, PyTypeObject *type)
 {
-    return (PyObject **)(op + 1);
-}
-
-void *free_list_pop(M *m, int kind)
-{
-    if (m == NULL || m->free[kind].head == NULL) {
-        return NULL;
+    PyObject *op = kind == FREE_SLEEP ? _PyObject_New(type) : _PyObject_GC_New(type);
+    if (op != NULL) {
+        live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, 1);
     }
-    PyObject *op = m->free[kind].head;
-    m->free[kind].head = *free_link(op);
-    m->free[kind].count--;
     return op;
 }
 
-bool free_list_push(M *m, int kind, PyObject *op)
+void object_free_slow(M *m, int kind, PyObject *op)
 {
-    if (!USE_FREE_LISTS || m == NULL || m->free[kind].count >= FREE_MAX) {
-        return false;
+    live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, -1);
+    if (kind == FREE_SLEEP) {
+        PyObject_Free(op);
     }
-    *free_link(op) = m->free[kind].head;
-    m->free[kind].head = op;
-    m->free[kind].count++;
-    return true;
+    else {
+        PyObject_GC_Del(op);
+    }
 }
 
 void free_lists_clear(M *m)
 {
     for (int kind = 0; kind < FREE_KINDS; kind++) {
-        for (PyObject *op; (op = free_list_pop(m, kind)) != NULL;) {
-            if (kind == FREE_SLEEP) {
-                PyObject_Free(op);
-            }
-            else {
-                PyObject_GC_Del(op);
-            }
+        Py_XDECREF(spare_take(m, kind));
+        for (PyObject *op; (op = m->free[kind].head) != NULL;) {
+            m->free[kind].head = *free_link(op);
+            count_add(&m->free[kind].count, -1);
+            object_free_slow(m, kind, op);
         }
     }
 }
@@ -108,32 +100,33 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-static void count_begun(M *m)
+/* The M of this thread, NULL if it has none, or if it only finishes a function that run() did not wait for. */
+static M *own_m(void)
 {
-    if (likely(m != NULL)) {
-        count_add(&m->gbegun, 1);
-    }
-    else {
-        atomic_fetch_add(&sched.gbegun, 1);
-    }
+    M *m = tls_m;
+    bool orphan = m != NULL && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN;
+    return unlikely(orphan) ? NULL : m;
 }
 
-static void count_ended(M *m)
+/* On a thread that is no M, the run whose goroutine it was may be over (it was aborted). */
+static void count_ended(M *m, const G *g)
 {
     if (likely(m != NULL)) {
         count_add(&m->gended, 1);
+        return;
     }
-    else {
+    lock(&sched.lock);
+    if (g->run == sched.run) {
         atomic_fetch_add(&sched.gended, 1);
     }
+    unlock(&sched.lock);
 }
 
-/* Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
+/* sched.lock. Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
  * counts an end, fences (here) and adds up, so of several that end at once the last sees them all. */
-int64_t g_alive(void)
+int64_t g_alive_locked(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    lock(&sched.lock);
     int64_t n = -atomic_load(&sched.gended);
     n -= sched.m0 != NULL ? atomic_load(&sched.m0->gended) : 0;
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
@@ -144,6 +137,13 @@ int64_t g_alive(void)
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         n += atomic_load(&m->gbegun);
     }
+    return n;
+}
+
+int64_t g_alive(void)
+{
+    lock(&sched.lock);
+    int64_t n = g_alive_locked();
     unlock(&sched.lock);
     return n;
 }
@@ -241,9 +241,6 @@ static void g_unclaim(G *g)
 
 static uint64_t next_id(M *m)
 {
-    if (m == NULL) {
-        return atomic_fetch_add(&sched.next_id, 1);
-    }
     if (m->id_next == m->id_end) {
         m->id_next = atomic_fetch_add(&sched.next_id, ID_BLOCK);
         m->id_end = m->id_next + ID_BLOCK;
@@ -251,24 +248,45 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-static PyObject *name_of(PyObject *coro)
+/* Of a coroutine or a function. */
+static PyObject *name_of(PyObject *obj)
 {
-    PyObject *name = PyObject_GetAttrString(coro, "__qualname__");
-    if (name == NULL) {
-        PyErr_Clear(); /* a coroutine of another implementation */
-        name = PyUnicode_FromString(Py_TYPE(coro)->tp_name);
+    PyObject *name = PyObject_GetAttrString(obj, "__qualname__"), *inner = NULL;
+    if (name != NULL) {
+        return name;
     }
-    return name;
+    PyErr_Clear(); /* a coroutine of another implementation, or no plain function */
+    inner = PyObject_GetAttrString(obj, "func"); /* functools.partial */
+    name = inner != NULL ? PyObject_GetAttrString(inner, "__qualname__") : NULL;
+    Py_XDECREF(inner);
+    if (name != NULL && PyUnicode_Check(name)) {
+        return name;
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString(Py_TYPE(obj)->tp_name);
 }
 
-static _Thread_local bool go_for_caller;
+static _Thread_local bool go_for_caller, go_begins;
 
-/* Where one of the callers of the Python function that called us stands: a new reference, or NULL. */
-static PyCodeObject *caller_at(int depth, int32_t *lasti)
+/* Whether it runs code of this package. */
+static bool is_ours(PyFrameObject *frame)
+{
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    PyObject *name = PyDict_GetItemString(globals, "__name__");
+    bool ours = name != NULL && PyUnicode_Check(name) &&
+                PyUnicode_CompareWithASCIIString(name, "gofer.") > 0 &&
+                PyUnicode_CompareWithASCIIString(name, "gofer/") < 0; /* gofer.anything */
+    Py_DECREF(globals);
+    return ours;
+}
+
+/* Where the user's code stands that called the function of ours that called us: a new reference, or NULL. */
+static PyCodeObject *caller_outside(int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (depth-- > 0 && frame != NULL) {
+    while (frame != NULL && is_ours(frame)) {
         Py_SETREF(frame, PyFrame_GetBack(frame));
     }
     PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
@@ -296,19 +314,14 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         Py_XDECREF(context);
         return NULL;
     }
-    G *g = free_list_pop(m, FREE_G);
-    if (g != NULL) {
-        PyObject_Init((PyObject *)g, &Goroutine_Type);
-    }
-    else if ((g = PyObject_GC_New(G, &Goroutine_Type)) == NULL) {
+    G *g = object_new(m, FREE_G, &Goroutine_Type);
+    if (g == NULL) {
         Py_DECREF(coro);
         Py_DECREF(name);
         Py_XDECREF(context);
         return NULL;
     }
-    live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
-    g->id = next_id(m);
     G *parent = asked == NULL && m != NULL ? m->curg : NULL;
     g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
     g->coro = coro;
@@ -321,19 +334,25 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         g->site_lasti = asked->site_lasti;
     }
     else if (unlikely(go_for_caller)) {
-        g->site_code = caller_at(2, &g->site_lasti);
-        g->begins = true;
+        g->site_code = caller_outside(&g->site_lasti);
+        g->begins = go_begins;
     }
     else {
         g->site_code = compat_caller(ts, &g->site_lasti);
     }
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
-    PyObject_GC_Track(g);
+    compat_track((PyObject *)g);
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
+    if (unlikely(m == NULL)) {
+        g->foreign = 1; /* until it is let in */
+        return g;
+    }
+    g->id = next_id(m);
+    g->run = sched.run;
     allgs_add(g);
-    count_begun(m);
+    count_add(&m->gbegun, 1);
     if (parent != NULL && unlikely(parent->bind != NULL)) {
         bind_inherit(g, parent); /* may mark it, at once or from another thread: so it comes last */
     }
@@ -345,17 +364,63 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     return g_make(m, coro, name, put_off, late, NULL);
 }
 
+/* A thread that is no M may be anywhere in go() when the run ends and the next one begins. Being counted, being
+ * found by those who look and being sure of the run are one step for it. */
+static bool let_in_foreign(G *g)
+{
+    lock(&sched.lock);
+    bool ok = atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting);
+    if (ok) {
+        g->id = atomic_fetch_add(&sched.next_id, 1);
+        allgs_add(g);
+        if (!g->late && atomic_load(&sched.draining)) {
+            allgs_remove(g);
+            ok = false;
+        }
+    }
+    if (ok) {
+        g->foreign = 0;
+        g->run = sched.run;
+        atomic_fetch_add(&sched.gbegun, 1);
+    }
+    unlock(&sched.lock);
+    return ok;
+}
+
+bool g_let_in(G *g)
+{
+    if (unlikely(g->foreign)) {
+        return let_in_foreign(g);
+    }
+    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
+    return g->late || likely(!atomic_load(&sched.draining));
+}
+
+void g_let_in_main(G *g)
+{
+    lock(&sched.lock);
+    g->id = 1; /* whatever threads of the last run's do now */
+    g->foreign = 0;
+    g->run = sched.run;
+    allgs_add(g);
+    atomic_fetch_add(&sched.gbegun, 1);
+    unlock(&sched.lock);
+}
+
 void g_discard(G *g)
 {
+    bool counted = !g->foreign;
     if (g->claimed) {
         g_unclaim(g);
     }
     bind_drop_all(g);
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
+    if (counted) {
+        count_ended(own_m(), g);
+    }
     Py_DECREF(g);
     Py_DECREF(g);
-    count_ended(tls_m);
-    if (atomic_load(&sched.counting)) {
+    if (counted && atomic_load(&sched.counting)) {
         some_g_ended();
     }
 }
@@ -378,7 +443,8 @@ static int is_async(PyObject *fn)
         return 1;
     }
     if (flags & (CO_GENERATOR | CO_ASYNC_GENERATOR)) {
-        PyErr_Format(PyExc_TypeError, "go() cannot run the generator function %R: iterate over it in one", fn);
+        PyErr_Format(PyExc_TypeError,
+                     "go() cannot run the generator function %R: iterate over it in one", fn);
         return -1;
     }
     return 0;
@@ -402,13 +468,16 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     return call;
 }
 
-/* The result of its function. If that is a coroutine (of `lambda: fetch(url)`, say), it is run here too. */
+/* The result of its function. If that is a coroutine or an operation (of `lambda: fetch(url)`, or `ch.send`), it
+ * is awaited here too. */
 PyObject *g_call_plain(G *g)
 {
     PyObject *kwargs = PyTuple_GET_ITEM(g->coro, 2);
     PyObject *result = PyObject_Call(PyTuple_GET_ITEM(g->coro, 0), PyTuple_GET_ITEM(g->coro, 1),
                                      kwargs != Py_None ? kwargs : NULL);
-    return result != NULL && PyCoro_CheckExact(result) ? block_plain(tls_m, result) : result;
+    bool more = result != NULL &&
+                (PyCoro_CheckExact(result) || PyObject_TypeCheck(result, &Operation_Type));
+    return more ? block_plain(tls_m, result) : result;
 }
 
 /* With several Ps it is often another M that runs a new goroutine. So the call of `fn` is put off until
@@ -531,17 +600,22 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
+    M *m = own_m();
+    if (unlikely(m != tls_m)) {
+        error_orphan("go()"); /* there may be another runtime by now: it is not this thread's */
+        return NULL;
+    }
     if (atomic_load(&sched.running) != RUN_ON) {
         PyErr_SetString(PyExc_RuntimeError,
                         "go() needs a running runtime: call it inside gofer.run(main)");
         return NULL;
     }
     if (atomic_load(&sched.draining)) {
-        refuse_go(tls_m);
+        refuse_go(m);
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
-    bool later = false;                /* the call of fn is put off */
+    bool later = false; /* the call of fn is put off */
     bool plain = false;
     PyObject *rest = kwnames;          /* borrowed unless `name` was taken out */
     PyObject *small[16], **buf = NULL; /* args without `name` */
@@ -601,7 +675,8 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         coro = later   ? keep_args(args + 1, nargs - 1)
                : plain ? keep_call(fn, args + 1, nargs - 1, kw)
                        : PyObject_Vectorcall(fn, args + 1, (size_t)(nargs - 1), kw);
-        if (async && !later && coro != NULL && !PyCoro_CheckExact(coro) && is_coroutine(coro) != 1) {
+        if (async && !later && coro != NULL && !PyCoro_CheckExact(coro) &&
+            is_coroutine(coro) != 1) {
             if (!PyErr_Occurred()) {
                 PyErr_Format(PyExc_TypeError, "go() called %R, which returned %R, not a coroutine",
                              fn, coro);
@@ -637,34 +712,42 @@ done:
         name = own_name = name_of(fn);
     }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
-    G *g = g_new(tls_m, coro, name, put_off, false);
+    G *g = g_new(m, coro, name, put_off, false);
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
     g->plain = plain;
-    if (given && !claim(g)) {
-        g_discard(g);
-        return NULL;
-    }
-    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
-    if (unlikely(atomic_load(&sched.draining))) {
+    if (unlikely(!g_let_in(g))) {
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
-        refuse_go(tls_m);
+        refuse_go(m);
+        return NULL;
+    }
+    if (given && !claim(g)) {
+        g_discard(g);
         return NULL;
     }
     start_g(g, true); /* the run queue's reference; the other is the caller's */
     return (PyObject *)g;
 }
 
-/* go() for go_wrapped(), on behalf of Group.go() and the like: created by whoever called that. */
-PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* go() on behalf of WaitGroup.go() and the like: created by whoever called that. */
+PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
     PyObject *g = core_go(mod, args, nargs, kwnames);
     go_for_caller = false;
+    return g;
+}
+
+/* The same for a function of ours around the caller's, which has to clean up: it always begins. */
+PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    go_begins = true;
+    PyObject *g = core_go_for(mod, args, nargs, kwnames);
+    go_begins = false;
     return g;
 }
 
@@ -686,7 +769,7 @@ bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
     }
     cb->fn = Py_NewRef(fn);
     cb->args = Py_NewRef(args);
-    cb->site_code = caller_at(1, &cb->site_lasti);
+    cb->site_code = caller_outside(&cb->site_lasti);
     cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     return true;
 }
@@ -703,7 +786,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_make(tls_m, coro, name, 0, false, cb); /* eats coro */
+        g = g_make(own_m(), coro, name, 0, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -714,7 +797,7 @@ void callback_start(Callback *cb)
         return;
     }
     g->plain = !async;
-    if (unlikely(atomic_load(&sched.draining))) { /* as in core_go */
+    if (unlikely(!g_let_in(g))) { /* as in core_go */
         PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
         Py_XDECREF(r);
         g_discard(g);
@@ -754,26 +837,26 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m);
+    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
     trace_end(g, end);
 }
 
-void g_abandon(G *g, PyObject *exc)
+/* What belongs to the goroutine alone (its contexts, for example) its thread lets go of, when it comes back. */
+void g_abandon(M *m, G *g, PyObject *exc)
 {
     g_lock(g);
     g->end = END_CANCELLED;
     PyObject *reason = g->value;
     g->value = exc;
     JoinOp *waiters = join_take_all(g);
-    atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
-    join_drop_all(waiters); /* whoever waited has ended */
-    Py_XDECREF(reason);
-    bind_drop_all(g);
-    trace_end(g, END_CANCELLED);
     atomic_fetch_add(&sched.gended, 1);
+    trace_end(g, END_CANCELLED);
+    atomic_store_explicit(&g->state, G_DEAD | G_CANCEL, memory_order_release);
+    join_fire_all(m, waiters, false);
+    Py_XDECREF(reason);
 }
 
 /* The coroutine has ended; before g_finish, since it calls into Python. */
@@ -947,7 +1030,8 @@ static void g_leaked(G *g)
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    count_ended(tls_m);
+    count_ended(own_m(), g);
+    join_leaked(g);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -1017,10 +1101,11 @@ static void g_dealloc(PyObject *self)
     g_clear(self);
     Py_CLEAR(g->name);
     Py_CLEAR(g->site_code);
-    M *m = tls_m;
-    live_add(m, LIVE_G, -1);
-    if (g->finalized || !free_list_push(m, FREE_G, self)) {
-        PyObject_GC_Del(self);
+    if (unlikely(g->finalized)) {
+        object_free_slow(tls_m, FREE_G, self);
+    }
+    else {
+        object_free(tls_m, FREE_G, self);
     }
     Py_TRASHCAN_END
 }
@@ -1083,11 +1168,33 @@ static PyObject *get_created_at(PyObject *self, void *Py_UNUSED(c))
     return g_created_at((G *)self);
 }
 
+/* Its thread stands still, in user code: a call that blocks. Sysmon knows, or it said so itself. */
+static bool in_syscall(G *g)
+{
+    bool found = false;
+    lock(&sched.lock);
+    M *m = m_of(g);
+    if (m != NULL && m != tls_m) {
+        found = atomic_load(&m->in_syscall);
+        for (int i = 0; !found && i < sched.procs; i++) {
+            P *p = sched.allp[i];
+            if (atomic_load(&p->owner) >> 8 == (uint64_t)m->id) {
+                uint32_t slices = atomic_load_explicit(&p->slices, memory_order_relaxed);
+                found = slices % 2 == 1 &&
+                        atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
+                break;
+            }
+        }
+    }
+    unlock(&sched.lock);
+    return found;
+}
+
 static const char *state_text(G *g)
 {
     switch (g_state(g)) {
     case G_RUNNING:
-        return "running";
+        return in_syscall(g) ? "syscall" : "running";
     case G_WAITING:
         return "waiting";
     case G_DEAD:
@@ -1194,13 +1301,20 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
     if (scan) {
         scanning = g;
     }
-    PyObject *what = NULL;
-    if (g->plain) { /* the frames of its thread, whether it runs or not */
-        lock(&sched.lock); /* Ms are freed under it */
-        M *wired = g->wired;
-        unsigned long ident = wired != NULL ? wired->ident : 0;
-        unlock(&sched.lock);
-        what = ident != 0 ? PyLong_FromUnsignedLong(ident) : Py_NewRef(Py_None);
+    /* A plain function, or one that waits for a P in the middle of its code, is on the stack of its thread. Of one
+     * that runs meanwhile, those frames can be walked with the GIL only. */
+    lock(&sched.lock); /* Ms are freed under it */
+    M *on = m_of(g);
+    bool walk = on != NULL && (g->plain || scan) && (own || scan || HAVE_GIL);
+    unsigned long ident = walk ? on->ident : 0;
+    unlock(&sched.lock);
+    PyObject *what;
+    if (walk) {
+        PyObject *in = own || scan ? on->blocked_on : NULL; /* `on` waits for us */
+        what = Py_BuildValue("(kO)", ident, in != NULL ? in : Py_None);
+    }
+    else if (g->plain) {
+        what = Py_NewRef(scan ? PyTuple_GET_ITEM(g->coro, 0) : Py_None);
     }
     else {
         what = Py_NewRef(!own && !scan ? Py_None : g->put_off ? g->name : g->coro);

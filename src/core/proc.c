@@ -40,7 +40,6 @@
  *   too, whether it spun or not. (In Go only spinning Ms do, and a flag `needspinning` makes up for it.)
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
-#include "runtime.h"
 #include "trace.h"
 
 #include <sys/prctl.h>
@@ -97,7 +96,10 @@ void drop_now(M *m)
         *d = (Drops){0};
         for (size_t i = 0; i < batch.n; i++) { /* timers in the order in which they were due */
             PyObject *op = (PyObject *)(batch.items[i] & ~(uintptr_t)1);
-            if (batch.items[i] & 1) {
+            if ((batch.items[i] & 1) && Py_IS_TYPE(op, &JoinOp_Type)) {
+                join_counted(op);
+            }
+            else if (batch.items[i] & 1) {
                 timer_due(op);
             }
             Py_DECREF(op);
@@ -112,6 +114,16 @@ void drop_now(M *m)
 }
 
 /* ---- Ps ---- */
+
+bool has_p(const M *m)
+{
+    for (int i = 0; i < sched.procs; i++) {
+        if (atomic_load(&sched.allp[i]->owner) >> 8 == (uint64_t)m->id) {
+            return true;
+        }
+    }
+    return false;
+}
 
 static void p_give(P *p, M *m)
 {
@@ -165,6 +177,7 @@ bool p_enter_slow(M *m)
         if (owner != p_owner(m, P_STOPPED_U)) {
             m->p = NULL;
             trace_back(m);
+            atomic_store_explicit(&m->in_syscall, false, memory_order_relaxed);
             break;
         }
         Py_BEGIN_ALLOW_THREADS
@@ -250,6 +263,11 @@ M *m_new(void)
     return m;
 }
 
+void m_set_thread(M *m)
+{
+    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+}
+
 bool m_init(M *m, PyThreadState *ts)
 {
     m->ts = ts;
@@ -274,11 +292,94 @@ void m_fini(M *m)
         Py_CLEAR(m->context);
     }
     tls_m = NULL;
+    lock(&sched.lock);
+    m->ts = NULL;
+    unlock(&sched.lock);
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
     PyMem_RawFree(m->drops.items);
     m->drops = (Drops){0};
+}
+
+void m_unlink(M *m)
+{
+    M **at = &sched.allm;
+    while (*at != m) {
+        at = &(*at)->all_next;
+    }
+    *at = m->all_next;
+}
+
+void reap_dead_ms(void)
+{
+    lock(&sched.lock);
+    M *m = sched.dead_ms;
+    sched.dead_ms = NULL;
+    unlock(&sched.lock);
+    while (m != NULL) {
+        M *next = m->all_next;
+        if (atomic_load(&m->user) != USER_ORPHAN) { /* that has been detached */
+            pthread_join(m->thread, NULL);
+        }
+        PyMem_RawFree(m);
+        m = next;
+    }
+}
+
+M *m_of(G *g)
+{
+    M *m = sched.allm, *m0 = sched.m0;
+    if (m0 != NULL && __atomic_load_n(&m0->curg, __ATOMIC_RELAXED) == g) {
+        return m0;
+    }
+    while (m != NULL && __atomic_load_n(&m->curg, __ATOMIC_RELAXED) != g) {
+        m = m->all_next;
+    }
+    return m;
+}
+
+/* A new M, with its thread, or NULL. */
+static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
+{
+    int limit = atomic_load(&sched.max_threads);
+    M *m = sched.nm < limit ? m_new() : NULL;
+    if (m != NULL) {
+        m->nextp = p;
+        m->nextg = g;
+        m->spinning = spinning;
+        p_give(p, m);
+        sched.nm++;
+        m->all_next = sched.allm;
+        sched.allm = m;
+        /* Under the lock, so that m->thread is set for whoever joins it. */
+        if (pthread_create(&m->thread, NULL, m_main, m) == 0) {
+            return m;
+        }
+        sched.allm = m->all_next;
+        sched.nm--;
+        PyMem_RawFree(m);
+        limit = -sched.nm;
+    }
+    /* No place for an exception here: the next M in execute() reports it. */
+    atomic_store(&sched.thread_limit_hit, limit);
+    return NULL;
+}
+
+/* An M that sleeps, or a new one, gets `p` and, if that is not NULL, `g`. The caller wakes it if it sleeps.
+ * NULL: there is none to be had. */
+static M *m_take(P *p, G *g, bool spinning, bool *asleep) /* sched.lock */
+{
+    M *m = idle_m_get();
+    *asleep = m != NULL;
+    if (m == NULL) {
+        return m_start(p, g, spinning);
+    }
+    m->nextp = p;
+    m->nextg = g;
+    m->spinning = spinning;
+    p_give(p, m);
+    return m;
 }
 
 /* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
@@ -290,44 +391,16 @@ void start_m(bool spinning)
 {
     lock(&sched.lock);
     P *p = atomic_load(&sched.exiting) ? NULL : pidle_get();
-    M *m = p != NULL ? idle_m_get() : NULL;
-    if (m != NULL) {
-        m->nextp = p;
-        m->spinning = spinning;
-        p_give(p, m);
-        unlock(&sched.lock);
-        note_wake(&m->note);
-        return;
-    }
-    if (p != NULL) {
-        int limit = atomic_load(&sched.max_threads);
-        m = sched.nm < limit ? m_new() : NULL;
-        if (m != NULL) {
-            m->nextp = p;
-            m->spinning = spinning;
-            p_give(p, m);
-            sched.nm++;
-            m->all_next = sched.allm;
-            sched.allm = m;
-            /* Under the lock, so that m->thread is set for whoever joins it. */
-            if (pthread_create(&m->thread, NULL, m_main, m) == 0) {
-                pthread_getcpuclockid(m->thread, &m->cpu_clock);
-            }
-            else {
-                limit = sched.nm;
-                sched.allm = m->all_next;
-                sched.nm--;
-                PyMem_RawFree(m);
-                m = NULL;
-            }
-        }
-        if (m == NULL) { /* no place for an exception here: the next M in execute() reports it */
-            atomic_store(&sched.thread_limit_hit, limit);
-            pidle_put(p);
-        }
+    bool asleep = false;
+    M *m = p != NULL ? m_take(p, NULL, spinning, &asleep) : NULL;
+    if (p != NULL && m == NULL) {
+        pidle_put(p);
     }
     unlock(&sched.lock);
-    if (m == NULL && spinning) {
+    if (asleep) {
+        note_wake(&m->note);
+    }
+    else if (m == NULL && spinning) {
         atomic_fetch_sub(&sched.nmspinning, 1);
     }
 }
@@ -409,7 +482,20 @@ void wake_all_ms(void)
 bool nobody_works(void)
 {
     return sched.nmidle + sched.nmwired == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-           timers_next() == TIME_NEVER;
+           atomic_load(&sched.m0_slot) == NULL && timers_next() == TIME_NEVER;
+}
+
+/* M0 is about to sleep: run Python's signal handlers and pending calls. They are no goroutine's code, even if one
+ * is on this thread's stack: it waits, and cannot wait for something else meanwhile. */
+static void run_handlers(M *m)
+{
+    G *g = m->curg;
+    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
+    atomic_store(&sched.signalled, 0);
+    if (PyErr_CheckSignals() < 0 || Py_MakePendingCalls() < 0) {
+        run_fail(compat_take_exception());
+    }
+    __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
 }
 
 /* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
@@ -417,10 +503,7 @@ bool nobody_works(void)
 static void stop_m(M *m)
 {
     if (m == sched.m0) {
-        atomic_store(&sched.signalled, 0);
-        if (PyErr_CheckSignals() < 0 || Py_MakePendingCalls() < 0) {
-            run_fail(compat_take_exception());
-        }
+        run_handlers(m);
     }
     lock(&sched.lock);
     G *main_g = m == sched.m0 ? atomic_exchange(&sched.m0_slot, NULL) : NULL;
@@ -454,9 +537,11 @@ static void stop_m(M *m)
 
     if (m == sched.m0) {
         int64_t soon = sched.signal_pipe ? TIME_NEVER : nanotime() + SIGNAL_LOOK_NS;
-        int64_t plain = abandon();
         until = soon < until ? soon : until;
-        until = plain < until ? plain : until;
+    }
+    if (unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        int64_t again = hurry(m);
+        until = again < until ? again : until;
     }
 
     bool woken;
@@ -504,80 +589,158 @@ void handoff_p(M *m)
     }
 }
 
-/* Sleep until the goroutine that is wired to this M may run: somebody hands over his P (then held in
- * P_RUNNING). Attached, without P. It may not come: the runtime ends. */
-static void stop_wired(M *m)
+/* Sleep on the wired list until somebody hands over his P, or there is another reason to look. Attached,
+ * without P. */
+static void sleep_wired(M *m)
+{
+    if (m == sched.m0) {
+        run_handlers(m);
+    }
+    lock(&sched.lock);
+    G *main_g = m == sched.m0 ? atomic_exchange(&sched.m0_slot, NULL) : NULL;
+    if (main_g != NULL) {
+        globrunq_put(main_g); /* this thread is another's now: main goes elsewhere */
+    }
+    if (m->nextp != NULL || atomic_load(&sched.exiting) || atomic_load(&m->user) == USER_ORPHAN) {
+        unlock(&sched.lock);
+        return;
+    }
+    m->idle_prev = NULL;
+    m->idle_next = sched.wired_ms;
+    if (sched.wired_ms != NULL) {
+        sched.wired_ms->idle_prev = m;
+    }
+    sched.wired_ms = m;
+    m->on_wired_list = true;
+    sched.nmwired++;
+    note_clear(&m->note);
+    bool dead = nobody_works();
+    bool signalled = m == sched.m0 && atomic_load(&sched.signalled);
+    unlock(&sched.lock);
+    if (main_g != NULL) {
+        wakep();
+    }
+    int64_t until = signalled ? 0 : dead ? check_dead() : TIME_NEVER;
+    if (m == sched.m0 && !sched.signal_pipe) {
+        int64_t soon = nanotime() + SIGNAL_LOOK_NS;
+        until = soon < until ? soon : until;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    note_sleep(&m->note, until);
+    lock(&sched.lock);
+    if (m->on_wired_list) { /* time is up, or a signal */
+        wired_m_remove(m);
+    }
+    unlock(&sched.lock);
+    Py_END_ALLOW_THREADS
+}
+
+/* Sleep until `g`, which is wired to this M, may run: somebody has taken it from a queue and handed over its
+ * reference and his P, then held in P_RUNNING. False: the runtime ends. Attached, without P. */
+static bool stop_wired(M *m, G *g)
 {
     for (;;) {
-        if (m == sched.m0) {
-            atomic_store(&sched.signalled, 0);
-            if (PyErr_CheckSignals() < 0 || Py_MakePendingCalls() < 0) {
-                run_fail(compat_take_exception());
+        sleep_wired(m);
+        if (m->nextp != NULL) {
+            m->p = m->nextp;
+            m->nextp = NULL;
+            if (p_enter(m)) {
+                trace_proc_start(m);
+                return true;
             }
-        }
-        lock(&sched.lock);
-        if (m->nextp != NULL || atomic_load(&sched.exiting)) {
+            /* gomaxprocs took it away before we woke up */
+            lock(&sched.lock);
+            globrunq_put(g);
             unlock(&sched.lock);
-            break;
+            wakep();
         }
-        m->idle_prev = NULL;
-        m->idle_next = sched.wired_ms;
-        if (sched.wired_ms != NULL) {
-            sched.wired_ms->idle_prev = m;
+        else if (atomic_load(&sched.exiting) || atomic_load(&m->user) == USER_ORPHAN) {
+            return false;
         }
-        sched.wired_ms = m;
-        m->on_wired_list = true;
-        sched.nmwired++;
-        note_clear(&m->note);
-        bool dead = nobody_works();
-        bool signalled = m == sched.m0 && atomic_load(&sched.signalled);
-        unlock(&sched.lock);
-        int64_t until = signalled ? 0 : dead ? check_dead() : TIME_NEVER;
-        if (m == sched.m0 && !sched.signal_pipe) {
-            int64_t soon = nanotime() + SIGNAL_LOOK_NS;
-            until = soon < until ? soon : until;
-        }
-        Py_BEGIN_ALLOW_THREADS
-        note_sleep(&m->note, until);
-        lock(&sched.lock);
-        if (m->on_wired_list) { /* time is up, or a signal */
-            wired_m_remove(m);
-        }
-        unlock(&sched.lock);
-        Py_END_ALLOW_THREADS
-    }
-    m->p = m->nextp;
-    m->nextp = NULL;
-    if (m->p != NULL) {
-        p_enter(m);
-        trace_proc_start(m);
     }
 }
 
 /* `g`, which we have taken from a queue, is wired to another M: that gets our P, and the reference. */
 static void hand_to_wired(M *m, G *g)
 {
-    M *other = g->wired;
-    trace_proc_stop(m);
     lock(&sched.lock);
-    other->nextp = m->p;
-    p_give(m->p, other);
-    m->p = NULL;
-    if (other->on_wired_list) { /* else it is about to be, and will see nextp */
-        wired_m_remove(other);
-        note_wake(&other->note);
+    M *other = atomic_load_explicit(&g->wired, memory_order_relaxed);
+    if (atomic_load(&sched.exiting) || other == NULL) {
+        globrunq_put(g); /* it leaves, and may be freed; or has been abandoned */
+    }
+    else {
+        trace_proc_stop(m);
+        other->nextp = m->p;
+        p_give(m->p, other);
+        m->p = NULL;
+        if (other->on_wired_list) { /* else it is about to be, and will see nextp */
+            wired_m_remove(other);
+            note_wake(&other->note);
+        }
     }
     unlock(&sched.lock);
 }
 
-/* Suspended in block(): the thread sleeps until the goroutine is woken and has a P again. */
-void park_wired(M *m, G *g)
+/* ---- slices ---- */
+
+static void slice_mark(P *p) /* by its owner, in P_RUNNING */
 {
+    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
+void slice_begin(M *m)
+{
+    m->ops_left = m->ops_step = 0;
+    count_add(&m->p->tick, 1);
+    /* local_get starts the clock when it matters */
+    atomic_store_explicit(&m->p->slice_start_ns, 0, memory_order_relaxed);
+    slice_mark(m->p);
+    p_leave(m);
+}
+
+void slice_end(M *m)
+{
+    if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
+        preempt_forget(m);
+    }
     if (p_enter(m)) {
         slice_mark(m->p);
     }
+}
+
+/* Somebody looks at the frames of `g`, which is on this thread's stack: let him finish. Then it is G_RUNNING;
+ * unless it is dead, abandoned by run(). P, if any, in P_USER. */
+static bool resume_wired(G *g)
+{
     uint32_t s = atomic_load(&g->state);
-    bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    for (;;) {
+        if ((s & G_STATE) == G_DEAD) {
+            return false;
+        }
+        if (s & G_SCAN) {
+            atomic_fetch_or(&g->state, G_NOTIFIED); /* keeps the next one from looking */
+            Py_BEGIN_ALLOW_THREADS
+            usleep(50);
+            Py_END_ALLOW_THREADS
+            s = atomic_load(&g->state);
+        }
+        else if (atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
+            return true;
+        }
+    }
+}
+
+/* Suspended in block(): the thread sleeps until the goroutine is woken and has a P again. If the runtime ends
+ * meanwhile, it goes on without, cancelled, so that it unwinds. */
+void park_wired(M *m, G *g)
+{
+    if (!user_leave(m)) {
+        return; /* an orphan: whatever it waits for raises */
+    }
+    slice_end(m);
+    uint32_t s = atomic_load(&g->state);
+    bool requeue, yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
     trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
@@ -597,19 +760,116 @@ void park_wired(M *m, G *g)
     else if (requeue) {
         wakep();
     }
-    stop_wired(m);
-    s = atomic_load(&g->state); /* runnable; if the runtime ends, perhaps still waiting */
-    while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING)) {
-    }
-    trace_start(g, false);
-    if (m->p != NULL) {
-        slice_mark(m->p);
+    bool handed = stop_wired(m, g);
+    trace_resume(g);
+    if (handed) {
         p_leave(m);
+    }
+    if (!resume_wired(g) || !handed) {
+        atomic_fetch_or(&g->state, G_CANCEL);
+    }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    atomic_store(&m->user, USER_RUNS);
+    if (handed) {
+        if (p_enter(m)) {
+            slice_begin(m);
+        }
         Py_DECREF(g); /* the run queue's; not the last */
     }
-    else {
-        atomic_fetch_or(&g->state, G_CANCEL); /* aborted: let it unwind */
+}
+
+void wait_for_p(M *m, G *g)
+{
+    bool wired = m->wired == g;
+    m_wire(m, g);
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    trace_suspend(g);
+    park_wired(m, g);
+    if (!wired) {
+        m_unwire(m, g);
     }
+}
+
+void park_stopped(M *m, G *g)
+{
+    if (p_enter(m)) {
+        atomic_fetch_add_explicit(&m->p->npreempt, 1, memory_order_relaxed);
+        p_leave(m);
+        wait_for_p(m, g);
+    }
+    else if (get_idle_p(m)) { /* it has computed without one: now it has one */
+        slice_begin(m);
+    }
+    else {
+        wait_for_p(m, g);
+    }
+}
+
+/* `g` is a plain function, which might never come back. This is M0, which must: another M shall have it, and
+ * our P. False: there is none to be had. */
+static bool hand_to_other(M *m, G *g)
+{
+    bool asleep = false;
+    trace_proc_stop(m);
+    lock(&sched.lock);
+    M *other = m_take(m->p, g, false, &asleep);
+    if (other != NULL) {
+        m->p = NULL;
+    }
+    else {
+        p_give(m->p, m); /* m_start tried */
+    }
+    unlock(&sched.lock);
+    if (asleep) {
+        note_wake(&other->note);
+    }
+    if (other != NULL) {
+        return true;
+    }
+    if (p_enter(m)) {
+        trace_proc_start(m);
+        return false;
+    }
+    lock(&sched.lock); /* gomaxprocs took the P away */
+    globrunq_put(g);
+    unlock(&sched.lock);
+    return true;
+}
+
+/* The thread of an M ends, before the run does or after it. */
+static void m_gone(M *m)
+{
+    lock(&sched.lock);
+    if (atomic_load(&m->user) == USER_ORPHAN) {
+        M **at = &sched.orphans;
+        while (*at != m) {
+            at = &(*at)->all_next;
+        }
+        *at = m->all_next;
+        m->all_next = sched.dead_ms;
+        sched.dead_ms = m; /* not ours any more when the lock is free */
+    }
+    else {
+        sched.nm--;
+        if (m->ends && !atomic_load(&sched.exiting)) {
+            m_unlink(m);
+            g_count_fold(m);
+            m->all_next = sched.dead_ms;
+            sched.dead_ms = m;
+            M *other = sched.idle_ms != NULL ? sched.idle_ms : sched.wired_ms;
+            if (nobody_works() && other != NULL) {
+                /* We were the last to be awake: somebody must see whether that is for ever. */
+                if (other->on_idle_list) {
+                    idle_m_remove(other);
+                }
+                else {
+                    wired_m_remove(other);
+                }
+                note_wake(&other->note);
+            }
+        }
+    }
+    unlock(&sched.lock);
 }
 
 static void *m_main(void *arg)
@@ -618,6 +878,7 @@ static void *m_main(void *arg)
     char name[16];
     snprintf(name, sizeof name, "gofer-m%d", m->id);
     prctl(PR_SET_NAME, name, 0, 0, 0);
+    m_set_thread(m);
     PyGILState_STATE gil = PyGILState_Ensure();
     m->p = m->nextp;
     m->nextp = NULL;
@@ -635,15 +896,7 @@ static void *m_main(void *arg)
     }
     m_fini(m);
     PyGILState_Release(gil);
-    lock(&sched.lock);
-    bool orphan = atomic_load(&m->plain) == PLAIN_ORPHAN;
-    if (!orphan) {
-        sched.nm--;
-    }
-    unlock(&sched.lock);
-    if (orphan) {
-        PyMem_RawFree(m); /* nobody joins it */
-    }
+    m_gone(m);
     return NULL;
 }
 
@@ -826,12 +1079,21 @@ static GEnd classify(PyObject *exc)
 static void report_thread_limit(void)
 {
     int limit = atomic_exchange(&sched.thread_limit_hit, 0);
+    if (limit == 0) {
+        return; /* another M does it */
+    }
     if (limit > 0) {
         PyErr_Format(PyExc_RuntimeError,
                      "program exceeds %d-thread limit: thread exhaustion (see set_max_threads)",
                      limit);
-        run_fail(compat_take_exception());
     }
+    else {
+        PyErr_Format(PyExc_RuntimeError,
+                     "the system gives the program no more than %d threads: thread exhaustion (see "
+                     "ulimit -u)",
+                     -limit);
+    }
+    run_fail(compat_take_exception());
 }
 
 /* The coroutine has suspended. The M owns `g` until the state word says otherwise. */
@@ -876,17 +1138,34 @@ static void give_way_to_scan(M *m, G *g)
     p_enter(m);
 }
 
-void slice_mark(P *p) /* by its owner, in P_RUNNING */
+/* Run what was put off. It may do anything, block too: sysmon takes the P then as it does from a goroutine.
+ * Enters with the P, if any, in P_RUNNING, and leaves so, unless it was taken. */
+static void drop_as_user(M *m)
 {
-    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
+    if (m->p == NULL) {
+        drop_now(m);
+        return;
+    }
+    slice_mark(m->p);
+    p_leave(m);
+    drop_now(m);
+    if (p_enter(m)) {
+        slice_mark(m->p);
+    }
 }
 
-/* The function has returned. False: too late, see abandon() in run.c. */
-static bool plain_end(M *m)
+/* run() did not wait for `g`, and is about to declare it dead, or has. */
+static void orphan_end(M *m, G *g)
 {
-    uint8_t runs = PLAIN_RUNS;
-    return atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_NONE);
+    Py_BEGIN_ALLOW_THREADS
+    while (g_state(g) != G_DEAD) {
+        usleep(50);
+    }
+    Py_END_ALLOW_THREADS
+    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
+    m_unwire(m, g);
+    g_drop_coro(g);
+    Py_DECREF(g);
 }
 
 /* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
@@ -894,35 +1173,39 @@ static void execute(M *m, G *g, bool inherit)
 {
     uint32_t s = atomic_load(&g->state);
     do {
-        if (unlikely(s & G_SCAN)) {
-            give_way_to_scan(m, g);
+        if (unlikely((s & (G_STATE | G_SCAN)) != G_RUNNABLE)) {
+            if (s & G_SCAN) {
+                give_way_to_scan(m, g);
+            }
+            else {
+                drop_later(m, (PyObject *)g); /* abandoned by run() while it was queued */
+            }
             return;
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
     trace_start(g, inherit);
-    slice_mark(m->p);
     if (!inherit) {
-        m->ops_left = m->ops_step = 0;
-        count_add(&m->p->tick, 1);
-        atomic_store_explicit(
-            &m->p->slice_start_ns, 0,
-            memory_order_relaxed); /* local_get starts the clock when it matters */
+        slice_begin(m);
     }
-
-    p_leave(m);
+    else {
+        slice_mark(m->p);
+        p_leave(m);
+    }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
     if (m->drops.n > 0) {
         drop_now(m);
     }
-    if (unlikely(atomic_load_explicit(&sched.thread_limit_hit, memory_order_relaxed) > 0)) {
+    if (unlikely(atomic_load_explicit(&sched.thread_limit_hit, memory_order_relaxed) != 0)) {
         report_thread_limit();
     }
-    m->curg = g; /* from here on, what runs on this thread is its code */
+    /* From here on, what runs on this thread is its code. */
+    atomic_store_explicit(&m->in_syscall, false, memory_order_relaxed);
+    __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
-        g->wired = m;
-        m->wired = g;
-        atomic_store(&m->plain, PLAIN_RUNS);
+        m_wire(m, g);
     }
+    atomic_store_explicit(&m->user, USER_RUNS, memory_order_release);
     if (unlikely(g == sched.main_g)) {
         g->roam = false;
     }
@@ -942,16 +1225,18 @@ static void execute(M *m, G *g, bool inherit)
         value = compat_take_exception();
         end = classify(value);
     }
-    m->curg = NULL;
-    if (unlikely(g->plain) && !plain_end(m)) {
-        Py_XDECREF(value); /* run() did not wait for it, and has declared it dead */
-        Py_DECREF(g);
+    if (likely(!atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        atomic_store_explicit(&m->user, USER_NONE, memory_order_relaxed);
+    }
+    else if (!user_leave(m)) {
+        Py_XDECREF(value);
+        orphan_end(m, g);
         return;
     }
+    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     if (unlikely(m->wired == g && end != END_NONE)) {
         m->ends = g->locks > 0 && m != sched.m0;
-        m->wired = NULL;
-        g->wired = NULL;
+        m_unwire(m, g);
     }
     if (m->stop != NULL) {
         op_drop_stop_value(m);
@@ -960,21 +1245,24 @@ static void execute(M *m, G *g, bool inherit)
         return; /* schedule() leaves too */
     }
     if (end == END_NONE) {
-        if (p_enter(m)) {
-            slice_mark(m->p);
-        }
+        slice_end(m);
         park_or_requeue(m, g);
         return;
     }
     g_drop_coro(g);
     bool is_main = g == sched.main_g;
-    if (p_enter(m)) {
-        slice_mark(m->p);
-    }
+    slice_end(m);
     g_finish(m, g, end, value);
+    /* A reference is dropped when the next goroutine is about to run, in the same turn outside the scheduler. Not
+     * if a destructor may come with it, for which that one would have to wait. */
+    bool may_block = Py_REFCNT(g) == 1 && PyObject_IS_GC(g->value);
     drop_later(m, (PyObject *)g);
+    if (may_block) {
+        drop_as_user(m);
+    }
     if (unlikely(is_main || atomic_load(&sched.counting))) {
-        if (m->p != NULL) {
+        if (m->p != NULL) { /* as in drop_as_user() */
+            slice_mark(m->p);
             p_leave(m);
         }
         drop_now(m);
@@ -984,7 +1272,9 @@ static void execute(M *m, G *g, bool inherit)
         else {
             some_g_ended();
         }
-        p_enter(m);
+        if (p_enter(m)) {
+            slice_mark(m->p);
+        }
     }
 }
 
@@ -1117,7 +1407,7 @@ static bool linger(M *m)
 bool get_idle_p(M *m)
 {
     lock(&sched.lock);
-    P *p = pidle_get();
+    P *p = atomic_load(&m->user) == USER_ORPHAN ? NULL : pidle_get();
     if (p != NULL) {
         p_give(p, m);
     }
@@ -1136,7 +1426,19 @@ static G *find_runnable(M *m, bool *inherit)
 {
     G *g;
     for (;;) {
-        if (unlikely(atomic_load_explicit(&sched.exiting, memory_order_relaxed))) {
+        bool exiting = atomic_load_explicit(&sched.exiting, memory_order_relaxed);
+        if (unlikely(m->nextg != NULL)) {
+            g = m->nextg;
+            m->nextg = NULL;
+            if (m->p != NULL && !exiting) {
+                *inherit = false;
+                return g;
+            }
+            lock(&sched.lock);
+            globrunq_put(g);
+            unlock(&sched.lock);
+        }
+        if (unlikely(exiting)) {
             return NULL;
         }
         if (unlikely(m->p == NULL && !get_idle_p(m))) {
@@ -1204,9 +1506,7 @@ static G *find_runnable(M *m, bool *inherit)
             }
         }
         if (m->drops.n > 0) { /* we may sleep for long: let go of what we hold, then look again */
-            p_leave(m);
-            drop_now(m);
-            p_enter(m);
+            drop_as_user(m);
             continue;
         }
 
@@ -1239,17 +1539,23 @@ static G *find_runnable(M *m, bool *inherit)
     }
 }
 
-/* `g` is main, and this is not its thread. */
-static void give_to_m0(M *m, G *g)
+/* `g` is main, and this is not its thread. False: that is busy for long, or belongs to a goroutine that has called
+ * lock_os_thread() there, so run it here. */
+static bool give_to_m0(M *m, G *g)
 {
     M *m0 = sched.m0;
     lock(&sched.lock);
+    if (__atomic_load_n(&m0->wired, __ATOMIC_RELAXED) != NULL ||
+        (atomic_load(&sched.m0_gone) && __atomic_load_n(&m0->curg, __ATOMIC_RELAXED) != NULL)) {
+        unlock(&sched.lock);
+        return false;
+    }
     atomic_store(&sched.slot_since_ns, nanotime());
     atomic_store(&sched.m0_slot, g);
     bool idle = m0->on_idle_list;
     if (idle) { /* it gets our P; we find another or sleep */
-        trace_proc_stop(m);
         idle_m_remove(m0);
+        trace_proc_stop(m);
         m0->nextp = m->p;
         m0->spinning = false;
         p_give(m->p, m0);
@@ -1262,6 +1568,7 @@ static void give_to_m0(M *m, G *g)
     else {
         sysmon_poke();
     }
+    return true;
 }
 
 void schedule(M *m)
@@ -1274,8 +1581,7 @@ void schedule(M *m)
                 handoff_p(m);
             }
             drop_now(m);
-            stop_wired(m);
-            if (m->p == NULL) {
+            if (!stop_wired(m, g)) {
                 break;
             }
         }
@@ -1286,25 +1592,23 @@ void schedule(M *m)
             stop_spinning(m);
             wakep(); /* submitters relied on us to look; somebody else must now */
         }
-        if (unlikely(g->wired != NULL && g->wired != m)) {
+        M *wired = atomic_load_explicit(&g->wired, memory_order_relaxed);
+        if (unlikely(wired != NULL && wired != m)) {
             hand_to_wired(m, g);
             continue;
         }
-        if (unlikely(g->plain && m == sched.m0 && g != sched.main_g)) {
-            /* It might never come back, and run() must: another M shall have it. */
-            lock(&sched.lock);
-            globrunq_put_head(g, g, 1);
-            unlock(&sched.lock);
-            handoff_p(m);
+        if (unlikely(g->plain && m == sched.m0 && g != sched.main_g) && hand_to_other(m, g)) {
             continue;
         }
-        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam)) {
-            give_to_m0(m, g);
+        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam) && give_to_m0(m, g)) {
             continue;
         }
         execute(m, g, inherit);
+        if (m == sched.m0 && unlikely(atomic_load_explicit(&sched.m0_gone, memory_order_relaxed))) {
+            atomic_store(&sched.m0_gone, false);
+        }
         if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed) ||
-                     atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN)) {
+                     atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN)) {
             return;
         }
         if (unlikely(m->ends)) {

@@ -5,12 +5,14 @@
  *      Otherwise `draining` is set, so go() refuses, and every other goroutine is cancelled, once: its
  *      finally blocks may still wait for things.
  *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
- *      allgs. So none slips through.
+ *      allgs. So none slips through. On a thread that is no M go() does that, and counts it, under
+ *      sched.lock, where it also sees whether this run, or the next, lets anybody in (g_let_in).
  *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by
  *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
  *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
- * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
+ * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned
+ * (rescue). Each time that helped one of them to its end it starts counting anew.
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
@@ -20,18 +22,15 @@
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 
-static int rescues;
+static int rescues;          /* in vain: since as few were alive as are now */
+static int64_t fewest_alive; /* while they were made */
 
-bool check_forked(void)
+void error_forked(void)
 {
-    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
-        return false;
-    }
     PyErr_SetString(
         PyExc_RuntimeError,
         "this process was forked inside a running gofer runtime, whose threads did not come "
         "along: start processes with spawn or subprocess instead");
-    return true;
 }
 
 static void in_forked_child(void)
@@ -39,6 +38,9 @@ static void in_forked_child(void)
     trace_forked();
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
+        if (tls_m != NULL) {
+            tls_m->ops_left = 0; /* see op_undisturbed */
+        }
     }
 }
 
@@ -107,12 +109,22 @@ void run_fail(PyObject *exc)
 
 /* ---- ending ---- */
 
-static void leave(void)
+/* One step with the count: a thread that is no M may start a goroutine right now. */
+static bool leave_if(bool none_left)
 {
     lock(&sched.lock);
-    atomic_store(&sched.exiting, 1);
-    wake_all_ms();
+    bool ok = !none_left || g_alive_locked() == 0;
+    if (ok) {
+        atomic_store(&sched.exiting, 1);
+        wake_all_ms();
+    }
     unlock(&sched.lock);
+    return ok;
+}
+
+static void leave(void) /* whatever is left */
+{
+    leave_if(false);
 }
 
 static void cancel_all(bool again)
@@ -140,6 +152,9 @@ void main_ended(GEnd end)
     atomic_store(&sched.counting, 1);
     if (drain) {
         cancel_all(false);
+        lock(&sched.lock);
+        wake_m0(); /* main may have ended elsewhere; see abandon() */
+        unlock(&sched.lock);
     }
     some_g_ended();
 }
@@ -161,71 +176,197 @@ void some_g_ended(void)
             PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
             run_fail(compat_take_exception());
         }
-        leave();
+        if (!leave_if(true)) {
+            atomic_store(&sched.ending, 0);
+        }
     }
 }
 
-/* ---- plain goroutines that do not come back ---- */
+/* ---- goroutines that do not come back ---- */
 
-#define GRACE_NS 100000000LL /* how long a plain function may take to notice that main has ended */
+/* A goroutine in user code hears of its cancellation at its next operation, which may never come. So, when main
+ * has ended and some time has passed, the exception is raised in its thread, at the next bytecode boundary. One that
+ * does not reach one either sits in foreign code: run() returns without it (not if it is on M0, which is
+ * the thread of run()), and its thread ends when it comes back. */
 
-static int64_t drain_since_ns;
+#define GRACE_NS 100000000LL
 
-/* Main has ended, and M0 has nothing to do. If all that is left are plain functions that have been running since,
- * leave without them: their threads end when they return. */
-int64_t abandon(void)
+static _Atomic int64_t drain_since_ns;
+static _Atomic bool hurrying;
+
+bool user_leave(M *m)
 {
-    if (!atomic_load(&sched.draining) || atomic_load(&sched.exiting)) {
-        return TIME_NEVER;
+    for (;;) {
+        uint8_t was = USER_RUNS;
+        if (atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            return true;
+        }
+        if (was == USER_ORPHAN) {
+            return false;
+        }
+        if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            PyThreadState_SetAsyncExc(m->ident, NULL);  /* not raised yet: take it back ... */
+            atomic_fetch_or(&m->curg->state, G_CANCEL); /* ... and be cancelled as usual */
+            return true;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50); /* USER_TELLING */
+        Py_END_ALLOW_THREADS
     }
-    int64_t now = nanotime();
-    if (drain_since_ns == 0) {
-        drain_since_ns = now;
+}
+
+/* interrupted(): the exception is being raised in this thread. */
+static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    uint8_t told = USER_TOLD;
+    while (m != NULL && !atomic_compare_exchange_strong(&m->user, &told, USER_RUNS) &&
+           told == USER_TELLING) {
+        told = USER_TOLD;
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50);
+        Py_END_ALLOW_THREADS
     }
-    if (now < drain_since_ns + GRACE_NS) {
-        return drain_since_ns + GRACE_NS;
+    Py_RETURN_NONE;
+}
+
+/* Of an M in USER_TELLING, which therefore stays in user code: raise Cancelled there. Not if its goroutine has
+ * heard of it and cleans up, unless `force`. */
+static void tell(M *m, bool force)
+{
+    bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
+    if (!heard || force) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Interrupted);
     }
-    int64_t plain = 0;
+    atomic_store(&m->user, heard && !force ? USER_RUNS : USER_TOLD);
+}
+
+static void tell_all(int64_t now, bool force)
+{
+    for (M *m = sched.m0; m != NULL;) {
+        lock(&sched.lock);
+        /* Nobody adds Ms to the list that run anything but cleaning up, so from the start is soon enough. */
+        for (m = force ? sched.allm : sched.m0; m != NULL;
+             m = m == sched.m0 ? sched.allm : m->all_next) {
+            uint8_t runs = USER_RUNS;
+            if (m->told_ns < now && atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
+                m->told_ns = now;
+                break;
+            }
+        }
+        unlock(&sched.lock);
+        if (m != NULL) {
+            tell(m, force);
+        }
+    }
+}
+
+/* It has been told, and does not get to a bytecode boundary. */
+static bool is_stuck(M *m, int64_t now) /* sched.lock */
+{
+    return atomic_load(&m->user) == USER_TOLD && now - m->told_ns >= GRACE_NS;
+}
+
+/* Take its P, if it has one. False: it is in the scheduler just now. */
+static bool take_p(M *m, P **taken) /* sched.lock */
+{
+    *taken = NULL;
+    for (int i = 0; i < sched.procs; i++) {
+        P *p = sched.allp[i];
+        uint64_t user = p_owner(m, P_USER);
+        if (atomic_compare_exchange_strong(&p->owner, &user, P_IDLE)) {
+            atomic_store(&p->slices, 0);
+            pidle_put(p);
+            *taken = p;
+            return true;
+        }
+        if (user >> 8 == (uint64_t)m->id) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Make `m` an orphan: it goes on, but belongs to no runtime any more. Its goroutine, a new reference, or NULL if
+ * it comes back just now. */
+static G *orphan(M *m, P **p) /* sched.lock */
+{
+    uint8_t told = USER_TOLD;
+    if (!take_p(m, p) || !atomic_compare_exchange_strong(&m->user, &told, USER_ORPHAN)) {
+        return NULL;
+    }
+    m_unlink(m);
+    m->all_next = sched.orphans;
+    sched.orphans = m;
+    sched.nm--;
+    g_count_fold(m);
+    pthread_detach(m->thread);
+    G *g =
+        (G *)Py_NewRef((PyObject *)m->curg); /* which it keeps until that is dead: see orphan_end */
+    atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
+    return g;
+}
+
+/* If all that is left is stuck, or the rest waits for something that never comes, leave without the stuck ones. */
+static void orphan_all(M *by, int64_t now)
+{
+    int32_t stuck = 0;
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        plain += atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list;
+        stuck += is_stuck(m, now);
     }
+    bool rest_sleeps = sched.nmidle + sched.nmwired + stuck == sched.nm &&
+                       atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
     unlock(&sched.lock);
-    if (plain == 0 || g_alive() > plain) {
-        return now + GRACE_NS;
+    if (stuck == 0 || (g_alive() > stuck && !rest_sleeps)) {
+        return;
     }
     PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
     if (cancelled == NULL) {
         run_fail(compat_take_exception());
-        return TIME_NEVER;
+        return;
     }
-    for (bool found = true; found;) {
+    for (;;) {
         G *g = NULL;
-        found = false;
+        P *p = NULL;
         lock(&sched.lock);
-        for (M **at = &sched.allm, *m; (m = *at) != NULL; at = &m->all_next) {
-            uint8_t runs = PLAIN_RUNS;
-            if (m->on_wired_list || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
-                continue; /* it waits in block() and has been woken, or returned just now */
-            }
-            *at = m->all_next;
-            sched.nm--;
-            g_count_fold(m);
-            pthread_detach(m->thread);
-            g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
-            g->wired = NULL;
-            found = true;
-            break;
+        for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
+            next = m->all_next;
+            g = is_stuck(m, now) ? orphan(m, &p) : NULL;
         }
         unlock(&sched.lock);
-        if (g != NULL) {
-            g_abandon(g, Py_NewRef(cancelled));
-            Py_DECREF(g);
+        if (p != NULL && !runq_empty(p)) {
+            start_m(false);
         }
+        if (g == NULL) {
+            break;
+        }
+        g_abandon(by, g, Py_NewRef(cancelled));
+        Py_DECREF(g);
     }
     Py_DECREF(cancelled);
     some_g_ended();
-    return TIME_NEVER;
+}
+
+/* Main has ended, and `m` has nothing to do. */
+int64_t hurry(M *m)
+{
+    if (atomic_load(&sched.exiting)) {
+        return TIME_NEVER;
+    }
+    int64_t now = nanotime(), since = 0;
+    if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
+        since = now;
+    }
+    if (now < since + GRACE_NS) {
+        return since + GRACE_NS;
+    }
+    if (!atomic_exchange(&hurrying, true)) {
+        tell_all(now, false);
+        orphan_all(m, now);
+        atomic_store(&hurrying, false);
+    }
+    return now + GRACE_NS;
 }
 
 /* goroutines(): all that are alive. */
@@ -254,6 +395,39 @@ static bool all_asleep(void)
     return asleep && !atomic_load(&sched.exiting);
 }
 
+/* Clean-up code waits for something that will never come: cancel it again. After some times in vain it may be a
+ * lock whose holder is gone, for which a cancelled Cond.wait() waits whatever comes: see inherit() in sema.c. */
+static void rescue(bool draining)
+{
+    int64_t alive = g_alive();
+    if (alive < fewest_alive) {
+        fewest_alive = alive;
+        rescues = 0;
+    }
+    if (rescues++ >= RESCUES) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%lld goroutines did not end although they were cancelled %d times",
+                     (long long)alive, RESCUES + 1);
+        run_fail(compat_take_exception());
+        atomic_store(&sched.aborted, 1);
+        leave();
+        tell_all(nanotime(), true);
+        return;
+    }
+    if (rescues > RESCUES / 2) {
+        atomic_fetch_add(&sched.orphaned, 1);
+    }
+    if (draining) {
+        cancel_all(true);
+        return;
+    }
+    G *main_g = main_goroutine();
+    if (main_g != NULL) {
+        g_cancel(main_g, NULL);
+        Py_DECREF(main_g);
+    }
+}
+
 /* Every goroutine sleeps and no timer will wake one. Only a thread that is none of ours could; if there is
  * one, look again in a while. Called by the last M to go idle, which is already on the idle list. */
 int64_t check_dead(void)
@@ -273,23 +447,7 @@ int64_t check_dead(void)
     }
     bool draining = atomic_load(&sched.draining);
     if (draining || atomic_load(&sched.fatal) != NULL) {
-        /* Clean-up code that waits for something that will never come. */
-        G *main_g = main_goroutine();
-        if (rescues++ >= RESCUES) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%lld goroutines did not end although they were cancelled %d times",
-                         (long long)g_alive(), RESCUES + 1);
-            run_fail(compat_take_exception());
-            atomic_store(&sched.aborted, 1);
-            leave();
-        }
-        else if (draining) {
-            cancel_all(true);
-        }
-        else if (main_g != NULL) {
-            g_cancel(main_g, NULL);
-        }
-        Py_XDECREF(main_g);
+        rescue(draining);
         return TIME_NEVER;
     }
     PyObject *list = core_goroutines(NULL, NULL);
@@ -363,8 +521,10 @@ static void bury_the_rest(M *m)
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
             bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
-            found |= waits; /* if not now, then next time round */
-            if (waits && (s & G_SCAN)) {
+            bool comes = (s & G_STATE) == G_RUNNABLE &&
+                         all[i]->wired == NULL; /* a foreign thread is about to queue it */
+            found |= waits || comes;            /* if not now, then next time round */
+            if (comes || (waits && (s & G_SCAN))) {
                 Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
                 usleep(50);
                 Py_END_ALLOW_THREADS
@@ -387,6 +547,7 @@ static bool join_ms(int64_t patience_ns)
 {
     int64_t until = patience_ns == TIME_NEVER ? TIME_NEVER : nanotime() + patience_ns;
     sysmon_stop();
+    preempt_stop();
     for (;;) {
         lock(&sched.lock);
         bool alone = sched.nm <= 1;
@@ -421,13 +582,17 @@ static void reset_sched(M *m0)
     lock(
         &sched
              .lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    sched.run++;
     sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
     sched.idle_ms = NULL;
+    sched.nmwired = 0;
+    sched.wired_ms = NULL;
     sched.poller = NULL;
+    atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
-    atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.next_id, 2);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
@@ -438,7 +603,8 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
-    drain_since_ns = 0;
+    fewest_alive = INT64_MAX;
+    atomic_store(&drain_since_ns, 0);
     unlock(&sched.lock);
 }
 
@@ -536,6 +702,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
     if (g != NULL) {
         g->plain = PyTuple_CheckExact(coro);
+        g_let_in_main(g);
     }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
@@ -544,7 +711,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         g->site_lasti = PyFrame_GetLasti(caller);
     }
     Py_XDECREF(caller);
-    pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+    m_set_thread(m);
     bool ready = g != NULL && m_init(m, PyThreadState_Get());
     PyObject *result = NULL, *pending;
     bool alone = true;
@@ -684,6 +851,11 @@ static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
     if (g == NULL) {
         return NULL;
     }
+    if (!g_let_in(g)) {
+        g_discard(g);
+        PyErr_SetString(PyExc_RuntimeError, "the runtime has ended");
+        return NULL;
+    }
     start_g(g, true);
     return (PyObject *)g;
 }
@@ -701,7 +873,8 @@ static G *curg_or_error(const char *what)
     M *m = tls_m;
     G *g = m != NULL ? m->curg : NULL;
     if (g == NULL) {
-        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()", what);
+        PyErr_Format(PyExc_RuntimeError, "%s outside a goroutine: start one with gofer.run()",
+                     what);
     }
     return g;
 }
@@ -716,9 +889,9 @@ static PyObject *core_lock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         PyErr_SetString(PyExc_RuntimeError, "lock_os_thread() is nested too deeply");
         return NULL;
     }
-    g->locks++;
-    g->wired = tls_m;
-    tls_m->wired = g;
+    if (g->locks++ == 0 && !g->plain) { /* a plain one is wired as it is */
+        m_wire(tls_m, g);
+    }
     Py_RETURN_NONE;
 }
 
@@ -733,55 +906,109 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
         return NULL;
     }
     if (--g->locks == 0 && !g->plain) {
-        g->wired = NULL;
-        tls_m->wired = NULL;
+        m_unwire(tls_m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* The code that follows will block: let another M have the P at once. Outside a goroutine: nothing to do. */
+/* The code that follows will block: let another M have the P at once. */
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
+    if (g->blocking == UINT16_MAX) {
+        PyErr_SetString(PyExc_RuntimeError, "blocking() is nested too deeply");
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && p_enter(m)) {
-        slice_mark(m->p);
-        handoff_p(m);
+    if (g->blocking++ == 0) {
+        slice_end(m);
+        if (m->p != NULL) {
+            atomic_store(&m->in_syscall, true);
+            handoff_p(m);
+        }
     }
     Py_RETURN_NONE;
 }
 
+/* As at the end of a system call: go on with an idle P, or queue for one. (If the goroutine has awaited something in
+ * the block, it has one already.) */
 static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
+    G *g = curg_or_error("blocking()");
+    if (g == NULL) {
+        return NULL;
+    }
     M *m = tls_m;
-    if (m != NULL && m->curg != NULL && m->p == NULL && get_idle_p(m)) {
-        slice_mark(m->p);
-        p_leave(m);
+    if (g->blocking == 0) {
+        PyErr_SetString(PyExc_RuntimeError, "the block of blocking() has been left already");
+        return NULL;
+    }
+    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN) {
+        Py_RETURN_NONE;
+    }
+    atomic_store(&m->in_syscall, false);
+    if (get_idle_p(m)) {
+        slice_begin(m);
+    }
+    else {
+        wait_for_p(m, g);
     }
     Py_RETURN_NONE;
 }
 
-/* For tests: sysmon looks this often and takes every P that has work. 0: as usual. */
+/* For tests: sysmon looks this often, in microseconds, and takes every P that there is work for. 0: as usual. -1: it
+ * takes none. Returns the former setting. */
 static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
 {
     long n = PyLong_AsLong(us);
     if (n == -1 && PyErr_Occurred()) {
         return NULL;
     }
-    atomic_store(&sysmon_fixed_ns, n * 1000);
+    return PyLong_FromLongLong(atomic_exchange(&sysmon_fixed_ns, n * 1000) / 1000);
+}
+
+static PyObject *core_set_async_preempt(PyObject *Py_UNUSED(mod), PyObject *on)
+{
+    atomic_store(&preempt_off, on != Py_True);
     Py_RETURN_NONE;
 }
 
-/* Threads that run goroutines: what Python code they have on their stacks is ours. */
+static int orphans(void) /* sched.lock */
+{
+    int n = 0;
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        n++;
+    }
+    return n;
+}
+
+/* Threads that sleep in the middle of a goroutine: what Python code they have on their stacks is ours. When main has
+ * ended, those that run() does not wait for too: clean-up code must not count on them. */
 static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     PyObject *set = PySet_New(NULL);
-    unsigned long idents[256];
-    int n = 0;
+    int n = 0, cap = 0;
+    unsigned long *idents = NULL;
     lock(&sched.lock);
-    for (M *m = sched.allm; m != NULL && n < 256; m = m->all_next) {
-        if (m->on_wired_list) {
-            idents[n++] = m->ident;
+    for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
+        cap = need + 16;
+        unlock(&sched.lock);
+        PyMem_RawFree(idents);
+        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        if (idents == NULL) {
+            Py_XDECREF(set);
+            return PyErr_NoMemory();
         }
+        lock(&sched.lock);
+    }
+    for (M *m = sched.wired_ms; m != NULL; m = m->idle_next) {
+        idents[n++] = m->ident;
+    }
+    for (M *m = atomic_load(&sched.draining) ? sched.orphans : NULL; m != NULL; m = m->all_next) {
+        idents[n++] = m->ident;
     }
     unlock(&sched.lock);
     for (int i = 0; set != NULL && i < n; i++) {
@@ -791,6 +1018,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
+    PyMem_RawFree(idents);
     return set;
 }
 
@@ -844,23 +1072,34 @@ static PyObject *core_call_on_main_thread(PyObject *Py_UNUSED(mod), PyObject *ar
     Py_RETURN_NONE;
 }
 
+static void count_live(M *m, int64_t n[LIVE_KINDS])
+{
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        n[i] += atomic_load(&m->live[i]);
+    }
+    for (int kind = 0; kind < FREE_KINDS; kind++) {
+        n[kind == FREE_G ? LIVE_G : LIVE_OP] -=
+            atomic_load(&m->free[kind].count) + (atomic_load(&m->free[kind].spare) != NULL);
+    }
+}
+
 /* Live objects and queue lengths, for tests. */
 static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    int64_t n[LIVE_KINDS];
+    int64_t n[LIVE_KINDS] = {atomic_load(&live_rest[LIVE_G]), atomic_load(&live_rest[LIVE_OP])};
     lock(&sched.lock);
-    for (int i = 0; i < LIVE_KINDS; i++) {
-        n[i] = atomic_load(&live_rest[i]);
-        for (M *m = sched.allm; m != NULL; m = m->all_next) {
-            n[i] += atomic_load(&m->live[i]);
-        }
-        if (sched.m0 != NULL) {
-            n[i] += atomic_load(&sched.m0->live[i]);
-        }
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    if (sched.m0 != NULL) {
+        count_live(sched.m0, n);
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
     unlock(&sched.lock);
-    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0;
+    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         ticks += (uint64_t)atomic_load_explicit(&p->tick, memory_order_relaxed);
@@ -869,14 +1108,17 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         lock(&p->timers_lock);
         timers += p->ntimers;
         handoffs += atomic_load(&p->nhandoff);
+        preempts += atomic_load(&p->npreempt);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
-                         (long long)n[LIVE_OP], "timers", (unsigned long long)timers, "ticks",
-                         (unsigned long long)ticks, "steals", (unsigned long long)steals, "spills",
-                         (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
-                         "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
-                         (int)RING_SIZE);
+    return Py_BuildValue("{sLsLsKsKsKsKsKsKsisisisisi}", "goroutines", (long long)n[LIVE_G],
+                         "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
+                         "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
+                         "spills", (unsigned long long)spills, "handoffs",
+                         (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
+                         "stopped_threads", (int)atomic_load(&preempt_stopped), "threads", threads,
+                         "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
+                         "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {
@@ -896,6 +1138,8 @@ PyMethodDef run_methods[] = {
     {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
     {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
     {"set_sysmon", core_set_sysmon, METH_O, NULL},
+    {"set_async_preempt", core_set_async_preempt, METH_O, NULL},
+    {"interrupted", core_interrupted, METH_NOARGS, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},

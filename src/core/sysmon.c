@@ -9,8 +9,7 @@
  *     (retake), as Go does with a P in a system call.
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
- * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
-#define _GNU_SOURCE /* ppoll */
+ * 2 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
 #include "trace.h"
 
 #include <poll.h>
@@ -50,6 +49,7 @@ static int64_t release_main(int64_t now)
     if (release) {
         g->roam = true;
         globrunq_put(g);
+        atomic_store(&sched.m0_gone, true);
     }
     unlock(&sched.lock);
     if (release) {
@@ -80,16 +80,11 @@ _Atomic int64_t sysmon_fixed_ns;
 static struct {
     uint64_t owner;
     uint32_t slices;
-    int64_t since_ns;            /* when this slice was first seen */
-    int64_t looked_ns, cpu_ns;   /* at the last look: time, and the CPU time of its thread */
+    int64_t since_ns,
+        since_cpu_ns; /* when this slice was first seen: time, and CPU time of its thread */
+    int64_t asked_ns; /* when preempt.c was asked to stop it; 0: not yet */
+    int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
-static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec ts;
-    return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
-}
 
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
@@ -97,22 +92,63 @@ static bool has_work(P *p, int64_t now)
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
 }
 
-/* The thread has not run since the last look, so it blocks. With the GIL it may wait for that: then somebody
- * else of this process runs, and another thread would only wait too. */
-static bool is_blocked(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
+ * have it.) */
+static bool is_away(M *m)
 {
-    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
+    lock(&sched.lock); /* thread states go under it */
+    bool away = m->ts != NULL && compat_detached(m->ts);
+    for (M *other = sched.m0; HAVE_GIL && away && other != NULL;
+         other = other == sched.m0 ? sched.allm : other->all_next) {
+        away = other->ts == NULL || compat_detached(other->ts);
+    }
+    unlock(&sched.lock);
+    return away;
 }
 
-/* Take Ps whose Ms block, or have been computing for 10 ms, if there is work for them. Returns how many. */
+/* The thread has not run since the last look, and not because it waits for a core or for the GIL: then another
+ * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
+static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
+{
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+        return false;
+    }
+    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+}
+
+/* It computes: take its P when it has had its slice, and could not be stopped. */
+static bool has_had_enough(int i, M *m, int64_t now)
+{
+    int64_t had = now - seen[i].since_ns;
+    if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
+        seen[i].asked_ns = now;
+    }
+    if (had < SLICE_NS) {
+        return false;
+    }
+    return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
+           now - seen[i].asked_ns >= PREEMPT_PATIENCE_NS;
+}
+
+/* The mark first: the M takes it back when it finds its P gone. */
+static bool take(P *p, M *m, uint64_t owner, bool blocked)
+{
+    if (owner >> 8 != (uint64_t)m->id) {
+        return false; /* it has changed hands since we looked */
+    }
+    atomic_store(&m->in_syscall, blocked);
+    if (atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
+        return true;
+    }
+    atomic_store(&m->in_syscall, false);
+    return false;
+}
+
+/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
     int taken = 0;
-    int64_t process_cpu = HAVE_GIL ? clock_ns(CLOCK_PROCESS_CPUTIME_ID) : 0;
-    int64_t own_cpu = HAVE_GIL ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
-    int64_t others_cpu = (process_cpu - process_cpu_ns) - (own_cpu - own_cpu_ns);
-    process_cpu_ns = process_cpu;
-    own_cpu_ns = own_cpu;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -121,25 +157,32 @@ static int retake(int64_t now)
             seen[i].owner = 0;
             continue;
         }
-        int64_t cpu = clock_ns(atomic_load_explicit(&p->m, memory_order_relaxed)->cpu_clock);
+        M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
+        int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
             seen[i].since_ns = now;
+            seen[i].since_cpu_ns = cpu;
+            seen[i].asked_ns = 0;
         }
-        else if (has_work(p, now) &&
-                 (now - seen[i].since_ns >= SLICE_NS || atomic_load(&sysmon_fixed_ns) > 0 ||
-                  is_blocked(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns)) &&
-                 atomic_compare_exchange_strong(&p->owner, &owner, P_IDLE)) {
-            /* It is in nobody's hands now, as one that wakep() has just taken. */
-            trace_proc_taken(p, owner);
-            atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
-            atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
-            seen[i].owner = 0;
-            p_idle(p);
-            start_m(false);
-            taken++;
-            continue;
+        else {
+            bool blocked = is_blocked(i, m, cpu, now);
+            atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
+            int64_t fixed = atomic_load(&sysmon_fixed_ns);
+            if (fixed >= 0 && has_work(p, now) &&
+                (fixed > 0 || blocked || has_had_enough(i, m, now)) && take(p, m, owner, blocked)) {
+                /* It is in nobody's hands now, as one that wakep() has just taken. */
+                trace_proc_taken(p, owner);
+                atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
+                atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
+                seen[i].owner = 0;
+                p_idle(p);
+                start_m(false);
+                preempt_lost(m);
+                taken++;
+                continue;
+            }
         }
         seen[i].looked_ns = now;
         seen[i].cpu_ns = cpu;
@@ -165,6 +208,7 @@ static void *sysmon(void *Py_UNUSED(arg))
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         int64_t next = release_main(now);
+        reap_dead_ms();
         if (atomic_load(&maxprocs_auto)) {
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
@@ -216,6 +260,7 @@ void sysmon_stop(void)
         atomic_store(&stopping, 1);
         sysmon_poke();
         pthread_join(thread, NULL);
+        reap_dead_ms();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

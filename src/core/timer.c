@@ -300,6 +300,10 @@ bool seconds_to_ns(PyObject *seconds, const char *what, int64_t *ns)
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "%s needs a number of seconds, not %R", what, seconds);
         }
+        else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s needs a finite number of seconds, not an int that large", what);
+        }
         return false;
     }
     if (!isfinite(s)) {
@@ -318,15 +322,10 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     if (!seconds_to_ns(seconds, "sleep()", &ns)) {
         return NULL;
     }
-    M *m = tls_m;
-    SleepOp *op = free_list_pop(m, FREE_SLEEP);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &SleepOp_Type);
-    }
-    else if ((op = PyObject_New(SleepOp, &SleepOp_Type)) == NULL) {
+    SleepOp *op = object_new(tls_m, FREE_SLEEP, &SleepOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     if (sharing()) {
         compat_share_new((PyObject *)op);
     }
@@ -451,12 +450,8 @@ static PyMethodDef sleep_methods[] = {{"close", sleep_close, METH_NOARGS, NULL},
 
 static void sleep_dealloc(PyObject *self)
 {
-    M *m = tls_m;
     WHO_CLEAR(((SleepOp *)self)->who);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SLEEP, self)) {
-        PyObject_Free(self);
-    }
+    object_free(tls_m, FREE_SLEEP, self);
 }
 
 static PyObject *sleep_repr(PyObject *self)
@@ -469,7 +464,7 @@ static PyObject *sleep_repr(PyObject *self)
     return r;
 }
 
-static PyAsyncMethods sleep_async = {.am_await = PyObject_SelfIter, .am_send = sleep_send};
+static PyAsyncMethods sleep_async = {.am_send = sleep_send};
 
 PyTypeObject SleepOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SleepOp",
@@ -480,7 +475,5 @@ PyTypeObject SleepOp_Type = {
     .tp_dealloc = sleep_dealloc,
     .tp_repr = sleep_repr,
     .tp_as_async = &sleep_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = sleep_methods,
 };

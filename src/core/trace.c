@@ -340,7 +340,7 @@ static TraceThread *thread_enter(TraceThread *t, uint32_t epoch)
 }
 
 /* `period` is 0: tracing is off by now. Or it is older than the epoch: the next trace is about to begin. */
-static __attribute__((noinline)) TraceThread *self_slow(uint32_t period)
+static SLOW TraceThread *self_slow(uint32_t period)
 {
     TraceThread *t = tls_trace;
     uint32_t epoch = atomic_load_explicit(&tracer.epoch, memory_order_relaxed);
@@ -400,7 +400,7 @@ static void at_thread_end(void *t)
 /* ---- writing an event ---- */
 
 /* There is no room. False: nor will there be. */
-static __attribute__((noinline)) bool event_room(TraceThread *t)
+static SLOW bool event_room(TraceThread *t)
 {
     if (!buf_next(t)) {
         event_lost(t);

@@ -145,6 +145,17 @@ static inline void trace_start(G *g, bool inherit)
     }
 }
 
+/* A plain goroutine goes on; if the runtime ends, perhaps without having been woken. */
+static inline void trace_resume(G *g)
+{
+    if (tracing() && g_state(g) != G_DEAD) {
+        if (g_state(g) == G_WAITING) {
+            trace_on_go(g, EV_GO_REQUEUE);
+        }
+        trace_on_start(g, false);
+    }
+}
+
 /* The goroutine suspends in an operation: note where its code stands. In user code. */
 static inline void trace_suspend(G *g)
 {

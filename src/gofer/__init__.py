@@ -38,7 +38,9 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import wait_future
 from gofer._group import Group
+from gofer._offload import offload
 from gofer._run import (
     blocking,
     current,
@@ -92,6 +94,7 @@ __all__ = [
     "lock_os_thread",
     "num_cpu",
     "num_goroutine",
+    "offload",
     "once_value",
     "run",
     "select",
@@ -102,4 +105,5 @@ __all__ = [
     "timeout",
     "trace",
     "unlock_os_thread",
+    "wait_future",
 ]

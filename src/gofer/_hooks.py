@@ -1,15 +1,17 @@
 """What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
 
+import _thread
 import functools
 import gc
 import inspect
 import linecache
+import os
 import sys
 import threading
 import traceback
 import types
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
 from typing import Any
 
 from gofer import _asyncgen, _core, signals
@@ -21,6 +23,7 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
 
 __all__ = [
@@ -28,13 +31,17 @@ __all__ = [
     "ChannelClosed",
     "Deadlock",
     "GoExit",
+    "Interrupted",
     "Selected",
     "WouldBlock",
+    "as_case",
     "as_coroutine",
     "attach_thread",
+    "call_submitted",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
+    "future_started",
     "is_async",
     "is_coroutine",
     "last_chance",
@@ -45,6 +52,15 @@ __all__ = [
 ]
 
 TIMEOUT = 3  # as in src/core/context.c
+
+
+class Interrupted(Cancelled):
+    """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
+
+    def __new__(cls) -> Cancelled:  # type: ignore[misc]
+        _core.interrupted()
+        return Cancelled()
+
 
 # A deadlock of a million goroutines is told by its first ones.
 MAX_TOLD = 1000
@@ -67,8 +83,6 @@ def is_async(fn: object) -> bool:
     if inspect.iscoroutinefunction(fn):
         return True
     return not isinstance(fn, type) and inspect.iscoroutinefunction(getattr(fn, "__call__", None))  # noqa: B004
-
-
 
 
 async def as_coroutine(awaitable: Awaitable[Any]) -> Any:
@@ -124,10 +138,11 @@ def _run_code() -> types.CodeType:
 def stack_of(coro: Any) -> traceback.StackSummary:
     """The frames of a coroutine and of all that it awaits, outermost first.
 
-    Or of a function that has not been called yet.
+    Or of a function that has not been called yet; or of a thread and what block() awaits there.
     """
-    if isinstance(coro, int):  # the thread of a plain goroutine
-        return _stack_of_thread(coro)
+    if isinstance(coro, tuple):  # the thread of a plain goroutine, and what it blocks on
+        ident, awaited = coro
+        return traceback.StackSummary([*_stack_of_thread(ident), *stack_of(awaited)])
     if isinstance(coro, types.FunctionType):
         code = coro.__code__
         first = traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)
@@ -202,13 +217,26 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
-    Python frame; only the one in run() has, and the one that runs this.
+    So may a signal that somebody listens to. Threads that Python has started are counted. Others
+    show by their Python frames: our own, idle when this is asked, have none but the one in run()
+    and the one that runs this. Nor has a thread of a C library, which may complete a future.
     """
     if signals.awaited():
         return True
+    # First, because a look at their frames would let locals of other threads live longer than their
+    # functions, and the collector free them in another order than Python would have.
+    if _thread._count() > 0:
+        return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
-    return not sys._current_frames().keys() <= ours
+    if not sys._current_frames().keys() <= ours:
+        return True
+    return _core.futures_waiting() > 0 and _native_threads()
+
+
+def _native_threads() -> bool:
+    """Whether this process has threads that are neither ours nor, at the moment, Python's."""
+    ours = _core.counters()["threads"] + 1  # sysmon
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _hooks, signals, trace
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -51,16 +51,20 @@ def _check_int(n: object, what: str, least: int, most: int) -> int:
 class _Interrupts:
     """Ctrl-C while a runtime runs on the main thread.
 
-    The first cancels the main goroutine, so that clean-up runs; the second ends the run at once.
+    The first cancels the main goroutine, so that clean-up runs; the second ends the run at once. A
+    plain main that does not wait in block() is interrupted where it stands, as any plain program.
     A handler that the user has set is left alone.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, plain: bool) -> None:
         self.count = 0
+        self.plain = plain
 
     def __call__(self, signum: int, frame: types.FrameType | None) -> None:
         self.count += 1
         main = _core.main_goroutine()
+        if self.count == 1 and self.plain and main is not None and _core.current() is main:
+            raise KeyboardInterrupt
         if self.count == 1 and main is not None and main.cancel("KeyboardInterrupt"):
             return
         _core.abort()
@@ -111,7 +115,8 @@ def _as_coroutine(
             raise TypeError(f"run(coroutine) takes no arguments: {main!r} has its own")
         return main
     if _hooks.is_async(main):
-        return main(*args)
+        coro: Coroutine[Any, Any, T] = main(*args)
+        return coro
     if not callable(main):
         raise TypeError(f"run() needs a function or a coroutine object, not {main!r}")
     if inspect.isgeneratorfunction(main) or inspect.isasyncgenfunction(main):
@@ -122,9 +127,7 @@ def _as_coroutine(
 @overload
 def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
 @overload
-def run(
-    main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None
-) -> T: ...
+def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None) -> T: ...
 @overload
 def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
 def run(
@@ -144,14 +147,16 @@ def run(
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
     if _core.running():
-        _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which of the two cases it is
+        _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
-    interrupts = _Interrupts()
+    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
+    interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (
             interrupts,
             _asyncgen.hooks_restored(),
+            _future.futures_awaitable(),
             signals.contexts_stopped(),
             _signal_pipe() as pipe,
         ):
@@ -178,7 +183,7 @@ def current() -> _core.Goroutine[Any]:
     return g
 
 
-class lock_os_thread:  # noqa: N801  # used as a function, and with `with`
+class lock_os_thread:  # used as a function, and with `with`
     """Keep this goroutine on its thread, and everybody else off it, until unlock_os_thread().
 
     Nests. Also for a block: `with lock_os_thread():`. A goroutine that ends while locked ends its
@@ -199,6 +204,9 @@ class lock_os_thread:  # noqa: N801  # used as a function, and with `with`
     def __exit__(self, *exc: object) -> None:
         _core.unlock_os_thread()
 
+    def __repr__(self) -> str:
+        return "<lock_os_thread()>"
+
 
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
@@ -208,8 +216,10 @@ def unlock_os_thread() -> None:
     _core.unlock_os_thread()
 
 
-class blocking:  # noqa: N801  # reads as a statement
-    """Say that the block blocks: others get this goroutine's P at once, not after some milliseconds.
+class blocking:  # reads as a statement
+    """Say that the block blocks: others get this goroutine's P at once, not milliseconds later.
+
+    Nests. RuntimeError outside a goroutine.
 
     >>> with gofer.blocking():
     ...     rows = connection.execute(query)
@@ -222,6 +232,9 @@ class blocking:  # noqa: N801  # reads as a statement
 
     def __exit__(self, *exc: object) -> None:
         _core.exit_blocking()
+
+    def __repr__(self) -> str:
+        return "<blocking()>"
 
 
 def goexit() -> NoReturn:

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sort"
 	"strconv"
 	"strings"
 	"syscall"
@@ -29,9 +30,10 @@ func Size(name string) int {
 
 // Meter holds the readings at the start of the measured part.
 type Meter struct {
-	start time.Time
-	cpu   float64
-	rss   int
+	Delays []float64 // in seconds, for workloads about them
+	start  time.Time
+	cpu    float64
+	rss    int
 }
 
 // Start takes the readings after a collection, as the Python side does.
@@ -44,13 +46,19 @@ func Start() Meter {
 func (m Meter) Stop(ops int) {
 	seconds := time.Since(m.start).Seconds()
 	cpu := cpuSeconds() - m.cpu
-	line, err := json.Marshal(map[string]any{
+	sample := map[string]any{
 		"ops":         ops,
 		"seconds":     seconds,
 		"cpu_seconds": cpu,
 		"grown_bytes": statusBytes("VmRSS:") - m.rss,
 		"peak_bytes":  statusBytes("VmHWM:"),
-	})
+	}
+	if len(m.Delays) > 0 {
+		sort.Float64s(m.Delays)
+		sample["worst_seconds"] = m.Delays[len(m.Delays)-1]
+		sample["p99_seconds"] = m.Delays[len(m.Delays)*99/100]
+	}
+	line, err := json.Marshal(sample)
 	if err != nil {
 		panic(err)
 	}

@@ -32,7 +32,7 @@ def test_a_snapshot_of_all_that_happened(program: Program, file: Path) -> None:
 
 
 def test_it_forgets_what_is_too_much(file: Path) -> None:
-    rounds = 3_000 if TINY else 60_000
+    rounds = 10_000 if TINY else 60_000
     with trace.FlightRecorder(size=1 << 18) as recorder:
         for _ in range(3):
             ping_pong(2, rounds)
@@ -124,7 +124,7 @@ def test_beside_a_trace(file: Path, tmp_path: Path) -> None:
         recorder.snapshot(tmp_path / "later")
     inner = trace.load(file)
     assert len([g for g in inner.goroutines if g.name.endswith("child")]) == 500
-    assert inner.repairs == 0
+    assert inner.repairs < 20  # it begins in the middle of what the recorder has seen
     assert len(trace.load(tmp_path / "snapshot").goroutines) >= 504
     assert len(trace.load(tmp_path / "later").goroutines) >= 504 + 41
     with trace.recording(file), trace.FlightRecorder() as recorder:  # the other way round

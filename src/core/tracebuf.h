@@ -5,7 +5,7 @@
 #include "trace.h"
 
 #ifdef GOFER_TINY /* buffers fill up all the time */
-enum { TRACE_BUF = 512, TRACE_PENDING = 64 };
+enum { TRACE_BUF = 512, TRACE_PENDING = 4096 };
 #else
 enum { TRACE_BUF = 64 << 10, TRACE_PENDING = 256 };
 #endif

@@ -23,6 +23,9 @@ typedef struct {
 
 static bool vec_add(Vec *v, const void *item, size_t n)
 {
+    if (n == 0) {
+        return true;
+    }
     if (v->len + n > v->cap) {
         size_t cap = v->cap * 2 > v->len + n ? v->cap * 2 : v->len + n + 1024;
         uint8_t *more = realloc(v->data, cap);
@@ -1120,9 +1123,8 @@ static bool give_column(PyObject *dict, const char *name, const void *data, size
         return false;
     }
     char *to = PyBytes_AS_STRING(bytes);
-    const char *from = (const char *)data + offset;
     for (size_t i = 0; i < n; i++) {
-        memcpy(to + i * size, from + i * stride, size);
+        memcpy(to + i * size, (const char *)data + i * stride + offset, size);
     }
     return give(dict, name, bytes);
 }

@@ -29,4 +29,5 @@ NAMES = (
     "latency",
     "idle",
     "http",
+    "tracing",
 )

@@ -147,6 +147,26 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 #endif
 }
 
+/* Which frame the running code is in (NULL: none), and where in it: both only to be compared. No reference is
+ * counted and no object made: the trace asks on every wait. */
+static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = ts->current_frame;
+#else
+    struct _PyInterpreterFrame *frame = ts->cframe->current_frame;
+#endif
+#if PY_VERSION_HEX >= 0x030C0000
+    *where = frame != NULL ? (uintptr_t)PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+#else
+    struct { /* the head of a frame in 3.11's pycore_frame.h */
+        void *func, *globals, *builtins, *locals, *code, *frame_obj, *previous, *prev_instr;
+    } *head = (void *)frame;
+    *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
+#endif
+    return frame;
+}
+
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
  * When another thread drops the last one, the object goes through a locked queue back to its creator.
  * Goroutines and what they carry are made to change threads, so we merge the two counts of such an

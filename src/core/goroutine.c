@@ -3,7 +3,7 @@
  * Who owns a G: the run queue it is in, the M that runs it, the wait record it waits with, and whoever
  * holds the handle. `allgs` owns nothing. So a goroutine that only its own cycle can reach can never
  * run again, the collector finds it, and g_finalize reports it. */
-#include "runtime.h"
+#include "trace.h"
 
 #include <structmember.h>
 
@@ -24,6 +24,11 @@ static const char *const wait_reasons[] = {
     [WAIT_IO] = "IO wait",
     [WAIT_FUTURE] = "future wait",
 };
+
+const char *wait_reason_text(unsigned why)
+{
+    return why < sizeof wait_reasons / sizeof *wait_reasons ? wait_reasons[why] : NULL;
+}
 
 /* ---- allocation ---- */
 
@@ -842,6 +847,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
+    trace_end(g, end);
 }
 
 /* What belongs to the goroutine alone (its contexts, for example) its thread lets go of, when it comes back. */
@@ -853,6 +859,7 @@ void g_abandon(M *m, G *g, PyObject *exc)
     g->value = exc;
     JoinOp *waiters = join_take_all(g);
     atomic_fetch_add(&sched.gended, 1);
+    trace_end(g, END_CANCELLED);
     atomic_store_explicit(&g->state, G_DEAD | G_CANCEL, memory_order_release);
     join_fire_all(m, waiters, false);
     Py_XDECREF(reason);
@@ -1004,6 +1011,7 @@ static void g_leaked(G *g)
 {
     /* Nobody can get at it any more, not even through allgs (compat_is_garbage). */
     g->end = END_LEAKED;
+    trace_end(g, END_LEAKED);
     atomic_store(&g->state, G_DEAD);
     int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
     PyObject *name = g_name(g);

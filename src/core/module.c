@@ -2,6 +2,7 @@
  * process, and subinterpreters are refused. */
 #include "future.h"
 #include "net.h"
+#include "trace.h"
 
 PyDoc_STRVAR(
     go_doc,
@@ -107,6 +108,8 @@ static int module_exec(PyObject *mod)
         return -1;
     }
     run_module_init();
+    trace_init();
+    tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
         !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
         !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
@@ -117,7 +120,10 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
-        PyModule_AddFunctions(mod, configure_method) < 0) {
+        PyModule_AddFunctions(mod, configure_method) < 0 ||
+        PyModule_AddFunctions(mod, trace_methods) < 0 ||
+        PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||
+        PyModule_AddFunctions(mod, traceread_methods) < 0) {
         return -1;
     }
     return 0;

@@ -10,7 +10,7 @@
  *
  * Cancelling a goroutine therefore never touches its operation from another thread: it leaves a mark
  * in the state word and wakes the goroutine, which looks for itself. */
-#include "runtime.h"
+#include "trace.h"
 
 G *op_begin_slow(M *m, PyObject *op, int used)
 {
@@ -47,6 +47,7 @@ void op_error_other(PyObject *op)
 
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result)
 {
+    trace_suspend(g);
     atomic_store_explicit(&g->wait_reason, why, memory_order_relaxed);
     *result = Py_NewRef(PARKED);
     return PYGEN_NEXT;

@@ -41,6 +41,7 @@
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
 #include "net.h"
+#include "trace.h"
 
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -176,6 +177,7 @@ bool p_enter_slow(M *m)
         }
         if (owner != p_owner(m, P_STOPPED_U)) {
             m->p = NULL;
+            trace_back(m);
             atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
             break;
         }
@@ -602,6 +604,7 @@ static void stop_m(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
+        trace_proc_start(m);
     }
     if (events.n > 0) { /* edges come once: they are ours to deliver, whatever else woke us */
         if (m->p == NULL) {
@@ -618,6 +621,7 @@ static bool missed_work(void);
 void handoff_p(M *m)
 {
     P *p = m->p;
+    trace_proc_stop(m);
     m->p = NULL;
     bool watch = atomic_load(&sched.poll_until_ns) == 0 &&
                  (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
@@ -689,6 +693,7 @@ static bool stop_wired(M *m, G *g)
             m->p = m->nextp;
             m->nextp = NULL;
             if (p_enter(m)) {
+                trace_proc_start(m);
                 return true;
             }
             /* gomaxprocs took it away before we woke up */
@@ -712,6 +717,7 @@ static void hand_to_wired(M *m, G *g)
         globrunq_put(g); /* it leaves, and may be freed; or has been abandoned */
     }
     else {
+        trace_proc_stop(m);
         other->nextp = m->p;
         p_give(m->p, other);
         m->p = NULL;
@@ -786,11 +792,15 @@ void park_wired(M *m, G *g)
     slice_end(m);
     uint32_t s = atomic_load(&g->state);
     bool requeue, yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
+    trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
     } while (!atomic_compare_exchange_weak(&g->state, &s,
                                            (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING)));
     if (requeue) {
+        if (!yields) {
+            trace_requeue(g);
+        }
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -802,6 +812,7 @@ void park_wired(M *m, G *g)
         wakep();
     }
     bool handed = stop_wired(m, g);
+    trace_resume(g);
     if (handed) {
         p_leave(m);
     }
@@ -823,6 +834,7 @@ void wait_for_p(M *m, G *g)
     bool wired = m->wired == g;
     m_wire(m, g);
     atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    trace_suspend(g);
     park_wired(m, g);
     if (!wired) {
         m_unwire(m, g);
@@ -849,6 +861,7 @@ void park_stopped(M *m, G *g)
 static bool hand_to_other(M *m, G *g)
 {
     bool asleep = false;
+    trace_proc_stop(m);
     lock(&sched.lock);
     M *other = m_take(m->p, g, false, &asleep);
     if (other != NULL) {
@@ -865,6 +878,7 @@ static bool hand_to_other(M *m, G *g)
         return true;
     }
     if (p_enter(m)) {
+        trace_proc_start(m);
         return false;
     }
     lock(&sched.lock); /* gomaxprocs took the P away */
@@ -924,6 +938,7 @@ static void *m_main(void *arg)
         run_fail(compat_take_exception());
     }
     p_enter(m);
+    trace_proc_start(m);
     schedule(m);
     if (atomic_load(&sched.forked)) {
         /* The child of os.fork() ran to the end of its goroutine: there is nothing to go back to. */
@@ -966,6 +981,7 @@ void start_g(G *g, bool next)
 {
     M *m = tls_m;
     bool have_p = m != NULL && p_enter(m);
+    trace_create(g);
     ready_queue(have_p ? m : NULL, g, next);
     if (have_p) {
         p_leave(m);
@@ -985,6 +1001,7 @@ static bool make_runnable(G *g)
             to = (s & ~(uint32_t)(G_STATE | G_NOTIFIED)) | G_RUNNABLE;
         }
         else if (state == G_RUNNING || state == G_WAITING) {
+            trace_notify(g);
             to = s | G_NOTIFIED;
         }
         else {
@@ -999,7 +1016,11 @@ static bool make_runnable(G *g)
             continue;
         }
         if (atomic_compare_exchange_weak(&g->state, &s, to)) {
-            return (to & G_STATE) == G_RUNNABLE;
+            if ((to & G_STATE) != G_RUNNABLE) {
+                return false;
+            }
+            trace_unblock(g);
+            return true;
         }
     }
 }
@@ -1159,6 +1180,7 @@ static void park_or_requeue(M *m, G *g)
     uint32_t s = atomic_load(&g->state), to;
     /* Not `yielded`, which may be from a gosched() of code that drove a coroutine by hand. */
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
         to = (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING);
@@ -1174,6 +1196,7 @@ static void park_or_requeue(M *m, G *g)
         wakep();
     }
     else {
+        trace_requeue(g);
         ready_queue(m, g, true);
     }
 }
@@ -1239,6 +1262,7 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
+    trace_start(g, inherit);
     if (!inherit) {
         slice_begin(m);
     }
@@ -1465,7 +1489,11 @@ bool get_idle_p(M *m)
     }
     unlock(&sched.lock);
     m->p = p;
-    return p != NULL && p_enter(m);
+    if (p == NULL || !p_enter(m)) {
+        return false;
+    }
+    trace_proc_start(m);
+    return true;
 }
 
 /* The next goroutine to run: Go's findRunnable, step by step. Blocks until there is one; NULL when the
@@ -1577,6 +1605,7 @@ static G *find_runnable(M *m, bool *inherit)
             unlock(&sched.lock);
             return g;
         }
+        trace_proc_stop(m);
         m->p = NULL;
         pidle_put(p);
         unlock(&sched.lock);
@@ -1610,6 +1639,7 @@ static bool give_to_m0(M *m, G *g)
     bool idle = m0->on_idle_list;
     if (idle) { /* it gets our P; we find another or sleep */
         idle_m_remove(m0);
+        trace_proc_stop(m);
         m0->nextp = m->p;
         m0->spinning = false;
         p_give(m->p, m0);

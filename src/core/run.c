@@ -17,6 +17,7 @@
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
 #include "net.h"
+#include "trace.h"
 
 #include <unistd.h>
 
@@ -35,6 +36,7 @@ void error_forked(void)
 
 static void in_forked_child(void)
 {
+    trace_forked();
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
         if (tls_m != NULL) {
@@ -738,6 +740,8 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         goto done;
     }
     sched.main_g = g;
+    trace_run_begin(m);
+    trace_create(g);
     /* Not start_g(): there is no need for a second M before main has started anything. */
     runq_put(m->p, g, true);
     atomic_store(&sched.running, RUN_ON);
@@ -774,6 +778,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     netpoll_stop();
     Py_DECREF(g);
     drop_now(m);
+    trace_run_end(m);
     if (pending != NULL) {
         compat_raise(pending);
     }

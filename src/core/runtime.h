@@ -209,6 +209,8 @@ typedef enum {
     WAIT_FUTURE,
 } WaitReason;
 
+const char *wait_reason_text(unsigned why); /* NULL: there are not that many */
+
 /* How a dead G ended. */
 typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
 
@@ -244,6 +246,7 @@ struct G {
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
+    _Atomic uint32_t traced; /* the trace period in which it was last described */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -424,6 +427,9 @@ typedef struct {
     /* Read by everybody all the time, written hardly ever. */
     _Atomic int32_t procs; /* changes only with the world stopped */
     _Atomic uint32_t stop_world;
+    /* 0: no trace. Else a number that is new for each trace and, while a flight recorder runs, for each period in
+     * which all that do something say once who they are (G.traced, TraceThread.told). */
+    _Atomic uint32_t trace_period;
     _Atomic uint32_t running;  /* one of RUN_... */
     _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */

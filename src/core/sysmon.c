@@ -12,6 +12,7 @@
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
  * 2 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
 #include "net.h"
+#include "trace.h"
 
 #include <poll.h>
 #include <sys/prctl.h>
@@ -186,6 +187,7 @@ static int retake(int64_t now)
                 (fixed > 0 || blocked || has_had_enough(i, m, now)) &&
                 take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
+                trace_proc_taken(p, owner);
                 atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
                 seen[i].owner = 0;

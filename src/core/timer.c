@@ -5,6 +5,7 @@
  * Ownership: the heap owns a reference to the object that a timer is part of. What it reaches is never a
  * leak, because the heap is a root that the collector does not look into. */
 #include "net.h"
+#include "trace.h"
 
 #include <math.h>
 
@@ -205,6 +206,7 @@ int timers_run(M *m, P *p, int64_t *now_ns)
         }
         Timer *t = p->heap[0].timer;
         heap_remove(p, 0);
+        trace_timer(t->kind, *now_ns - t->when_ns);
         next = atomic_load_explicit(&p->next_timer_ns, memory_order_relaxed);
         unlock(&p->timers_lock);
         PyObject *owner = timer_owner(t);

@@ -15,7 +15,7 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 
 import typing as _typing
 
-from gofer import atomic, context, signals, singleflight
+from gofer import atomic, context, signals, singleflight, trace
 from gofer._core import (
     Chan,
     Cond,
@@ -110,6 +110,7 @@ __all__ = [
     "singleflight",
     "sleep",
     "timeout",
+    "trace",
     "unlock_os_thread",
     "wait_future",
 ]

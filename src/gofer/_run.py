@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -162,7 +162,10 @@ def run(
         ):
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
-    except Cancelled as exc:
+    except BaseException as exc:
+        trace._crashed()
+        if not isinstance(exc, Cancelled):
+            raise
         if interrupts.count and exc.reason == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
         raise

@@ -358,16 +358,33 @@ static int wanted(unsigned long *idents, bool *rest)
     return n;
 }
 
-/* Watch the innermost code of that thread. False: exception. */
-static bool arm(PyObject *frames, unsigned long ident)
+typedef struct {
+    const unsigned long *idents;
+    PyFrameObject *frames[WANTED_MAX]; /* owned, or NULL */
+    int n;
+} Frames;
+
+/* The innermost frame of each. Nobody runs: with the GIL it is ours, else the world of CPython is stopped. A frame
+ * object of any other thread would let its locals outlive their function, so sys._current_frames() will not do. */
+static int find_frames(PyObject *Py_UNUSED(any), void *arg)
 {
-    PyObject *key = PyLong_FromUnsignedLong(ident);
-    PyObject *frame = key != NULL ? PyDict_GetItemWithError(frames, key) : NULL; /* borrowed */
-    Py_XDECREF(key);
-    if (frame == NULL) {
-        return !PyErr_Occurred();
+    Frames *found = arg;
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        for (int i = 0; i < found->n; i++) {
+            if (m->ts != NULL && m->ident == found->idents[i] && found->frames[i] == NULL) {
+                found->frames[i] = PyThreadState_GetFrame(m->ts);
+            }
+        }
     }
-    PyObject *code = (PyObject *)PyFrame_GetCode((PyFrameObject *)frame);
+    unlock(&sched.lock);
+    return 0; /* that was all: visit no other object */
+}
+
+/* Watch the code of that frame. False: exception. */
+static bool arm(PyFrameObject *frame)
+{
+    PyObject *code = (PyObject *)PyFrame_GetCode(frame);
     PyObject *r = PyObject_CallMethod(monitoring, "set_local_events", "iOl", tool, code, events);
     int known = r != NULL ? PySequence_Contains(armed, code) : -1;
     bool ok = known == 1 || (known == 0 && PyList_Append(armed, code) == 0);
@@ -385,15 +402,23 @@ static bool arm_all(const unsigned long *idents, int n)
     if (PyList_GET_SIZE(armed) > WANTED_MAX) {
         disarm_all();
     }
+    Frames found = {.idents = idents, .n = n};
     atomic_store(&preempt_arming, true);
-    PyObject *current_frames = PySys_GetObject("_current_frames"); /* borrowed */
-    PyObject *frames = current_frames != NULL ? PyObject_CallNoArgs(current_frames) : NULL;
-    bool ok = frames != NULL;
-    for (int i = 0; ok && i < n; i++) {
-        ok = arm(frames, idents[i]);
+    if (HAVE_GIL) {
+        find_frames(NULL, &found);
+    }
+    else {
+        PyUnstable_GC_VisitObjects(find_frames,
+                                   &found); /* stops the world, and that is all we want */
+    }
+    bool ok = true;
+    for (int i = 0; i < n; i++) {
+        ok = ok && (found.frames[i] == NULL || arm(found.frames[i]));
     }
     atomic_store(&preempt_arming, false);
-    Py_XDECREF(frames); /* what has returned meanwhile is freed here, and may block */
+    for (int i = 0; i < n; i++) {
+        Py_XDECREF(found.frames[i]); /* if it has returned meanwhile, what it held is freed here */
+    }
     return ok;
 }
 

@@ -1,6 +1,7 @@
 """The poller: who waits in it, who is woken, and what it means for the rest of the runtime."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -519,6 +520,36 @@ def test_only_a_foreign_thread_waits_and_all_ms_sleep(procs: int) -> None:
         gofer.run(main, procs=procs)
     assert got == [b"x"]
     main_goroutine.clear()
+
+
+@pytest.mark.parametrize("what", ["read", "wait_readable"])
+def test_a_foreign_thread_that_waits_hears_of_the_end_of_the_run(procs: int, what: str) -> None:
+    a, b = tcp_pair()
+    conn = net.Conn(os.dup(a.fileno()))
+    outcome: list[BaseException | None] = []
+    waits = threading.Event()
+
+    def foreign() -> None:
+        op = conn.read() if what == "read" else net.wait_readable(b)
+        waits.set()
+        try:
+            gofer.block(op)
+        except BaseException as exc:
+            outcome.append(exc.with_traceback(None))
+
+    async def main() -> None:
+        t.start()
+        await until(waits.is_set)
+        await until(lambda: _core.counters()["io_waiters"] == 1)
+
+    t = threading.Thread(target=foreign)
+    with conn, a, b:
+        gofer.run(main, procs=procs)
+        t.join(30)
+        assert not t.is_alive()
+    assert isinstance(outcome[0], RuntimeError)
+    assert "the runtime has ended" in str(outcome[0])
+    outcome.clear()
 
 
 def test_the_waiters_are_counted_down_to_none(procs: int) -> None:

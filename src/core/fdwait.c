@@ -190,8 +190,9 @@ void fdwait_discard(void)
     for (int fd = 0; fd < table_size; fd++) { /* nobody else is there any more */
         Entry *e = &table[fd];
         lock(&table_lock);
-        WaitOp *chain = take_all(e, SIDE_WRITE, OP_DONE, NULL);
-        chain = take_all(e, SIDE_READ, OP_DONE, chain);
+        /* Threads in block(), which are about to hear that the run is over, and what an aborted run left. */
+        WaitOp *chain = take_all(e, SIDE_WRITE, OP_CLOSED, NULL);
+        chain = take_all(e, SIDE_READ, OP_CLOSED, chain);
         PollDesc *pd = e->pd;
         e->pd = NULL;
         if (pd != NULL) {

@@ -672,7 +672,7 @@ def test_enough_threads_is_no_error(ps: int) -> None:
 def test_the_system_gives_no_more_threads() -> None:
     """RLIMIT_NPROC: the program ends with an error that says so, and does not hang."""
     source = """
-        import os, resource, time, gofer
+        import concurrent.futures, os, resource, time, gofer  # while it may read them all
 
         async def blocks():
             time.sleep(0.3)

@@ -213,10 +213,10 @@ def test_what_was_made_from_it_outlives_the_block(procs: int) -> None:
     """The time was that of the block: nobody's, once the block has been left in time."""
 
     async def main() -> None:
-        async with gofer.timeout(0.005) as ctx:
+        async with gofer.timeout(0.2) as ctx:
             child = context.with_cancel()
             value = context.with_value("key", "value", child)
-        await gofer.sleep(0.01)
+        await gofer.sleep(0.25)
         assert [c.err() for c in (ctx, child, value)] == [None] * 3
         assert value.value("key") == "value"
         async with child:

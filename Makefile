@@ -38,7 +38,7 @@ FREE_THREADED := $(findstring t,$(ABI))
 # Directories too: their time changes when a file comes or goes.
 SOURCES := meson.build meson.options pyproject.toml \
 	$(shell find src -name __pycache__ -prune -o \( -type d -o -name '*.[ch]' -o -name '*.py' \
-		-o -name '*.pyi' -o -name py.typed -o -name meson.build \) -print)
+		-o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed -o -name meson.build \) -print)
 
 # Asserts are compiled into every flavour but the plain one.
 SETUP_tiny := -Dtiny=true -Db_ndebug=false
@@ -79,6 +79,8 @@ PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 
 .PHONY: test
 test: ROUNDS ?= 300
+# Dask in the plain environment only: it is no test of the flavours.
+test: $(if $(FLAVOUR),,$(VENV)/.group-test-dask)
 test: $(VENV)/.installed $(VENV)/.group-test ## run all tests, the stress tests for a short while
 	$(PYTEST)
 

@@ -143,6 +143,7 @@ def _show_ns(value: float) -> str:
 
 
 NS_PER_OP = Metric("time per op", lambda s: s.seconds / s.ops * 1e9, _show_ns)
+CPU_PER_OP = Metric("CPU per op", lambda s: s.cpu_seconds / s.ops * 1e9, _show_ns)
 CPU_SECONDS = Metric("CPU time", lambda s: s.cpu_seconds, lambda v: f"{v:.3f} s")
 WALL_SECONDS = Metric("wall time", lambda s: s.seconds, lambda v: f"{v:.3f} s")
 WORST_DELAY = Metric("worst delay", lambda s: s.worst_seconds, lambda v: f"{v * 1e3:.2f} ms")
@@ -181,6 +182,7 @@ class Workload:
     ops: Callable[[Size], int]
     cases: tuple[Case, ...]
     bars: tuple[Bar, ...] = ()
+    load: str = ""  # the program under load/ that the cases use, see _load
     more: tuple[Metric, ...] = ()  # shown too, of the best run
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from importlib import metadata
 from pathlib import Path
 from statistics import median
 
-from benchmarks import _go
+from benchmarks import _go, _load
 from benchmarks._model import Build, Case, Metric, Sample, Workload
 
 ROOT = Path(__file__).parent.parent
@@ -185,13 +185,15 @@ def run_once(workload: Workload, case: Case, *, quick: bool, timeout: float) -> 
     size = workload.size_of(case, quick=quick)
     environment = _environment()
     try:
+        if workload.load:
+            environment[_load.VARIABLE] = _load.build(workload.load)
         if case.run is None:
             command = [_go.build(workload.name), *(f"{key}={size[key]}" for key in size)]
             environment["GOMAXPROCS"] = str(case.procs)
         else:
             command = [sys.executable, "-m", "benchmarks._worker"]
             command += [workload.name, case.key, json.dumps(size)]
-    except _go.NoGo as failure:
+    except (_go.NoGo, _load.NoCompiler) as failure:
         return Run(None, _last_line(str(failure)), 0.0, 0.0)
     probe = _probe_ms()
     before = _Clocks()

@@ -16,7 +16,14 @@ from tests import support
 from tests.support import PATIENCE, os_threads
 
 # What the tests so far have left behind: nothing. If one does, the next are not blamed for it.
-left = {"goroutines": 0, "operations": 0, "timers": 0, "threads": 0}
+left = {
+    "goroutines": 0,
+    "operations": 0,
+    "timers": 0,
+    "threads": 0,
+    "connections": 0,
+    "io_waiters": 0,
+}
 
 
 def pytest_configure() -> None:

@@ -5,6 +5,7 @@ import contextlib
 import gc
 import sys
 import types
+import weakref
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 import gofer
 from gofer import _core
-from tests.support import RING_SIZE, give, parked, run_program, sleep_long, until, wait_for
+from tests.support import RING_SIZE, give, gone, parked, run_program, sleep_long, until, wait_for
 
 # --- Awaitables of others -------------------------------------------------------------------------
 
@@ -218,6 +219,75 @@ def test_an_operation_can_be_awaited_once(procs: int) -> None:
         assert await wait_for_iterator(join) is None
         with pytest.raises(RuntimeError, match="awaited already"):
             await wait_for_iterator(join)
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("how", ["awaited", "by hand", "found by the collector"])
+@pytest.mark.parametrize("kind", ["channel", "mutex"])
+def test_an_operation_that_somebody_holds_is_his(kind: str, how: str, procs: int) -> None:
+    """The engine uses finished operations again, but only those that nobody can see any more."""
+
+    async def main() -> None:
+        ch: gofer.Chan[int] = gofer.Chan(20)
+        mutexes = [gofer.Mutex() for _ in range(20)]
+        held: list[Any] = []
+
+        def make(i: int) -> Any:
+            op: Any = ch.send(i) if kind == "channel" else mutexes[i].lock()
+            assert not any(op is other for other in held)
+            return op
+
+        for i in range(20):
+            if how == "awaited":
+                op = make(i)
+                await op
+                held.append(op)
+            elif how == "by hand":
+                op = make(i)
+                with contextlib.suppress(StopIteration):
+                    while True:  # it is done at once, but asks for a pause when the slice is over
+                        op.__next__()  # called through a reference that is not counted, on 3.14
+                held.append(op)
+            else:
+                await make(i)
+                held += [o for o in gc.get_objects() if type(o).__name__ in ("ChanOp", "SyncOp")]
+        for op in held:
+            assert "done" in repr(op)
+            with pytest.raises(RuntimeError, match="awaited already"):
+                await op
+            if kind == "channel":
+                with pytest.raises(RuntimeError, match="awaited already"):
+                    await gofer.select(op, default=True)
+        if kind == "channel":
+            assert [await ch.recv() for _ in range(20)] == list(range(20))
+        assert all(mu.locked() == (kind == "mutex") for mu in mutexes)
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_a_finished_operation_keeps_nothing_alive(awaited: bool, procs: int) -> None:
+    async def lock(mu: gofer.Mutex) -> None:
+        op = mu.lock()
+        if awaited:
+            del op
+            await mu.lock()
+
+    async def send(ch: gofer.Chan[int]) -> None:
+        op = ch.send(1)
+        if awaited:
+            del op
+            await ch.send(1)
+
+    async def main() -> None:
+        mu, ch = gofer.Mutex(), gofer.Chan[int](2)
+        refs = weakref.ref(mu), weakref.ref(ch)
+        await lock(mu)
+        await send(ch)
+        del mu, ch
+        for ref in refs:
+            await gone(ref, procs)
 
     gofer.run(main, procs=procs)
 

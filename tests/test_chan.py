@@ -1490,3 +1490,15 @@ def test_many_wait_at_one_channel(procs: int) -> None:
         assert sorted([await g for g in receivers]) == list(range(2000))
 
     gofer.run(main, procs=procs)
+
+
+def test_an_operation_that_a_plain_function_returns_is_awaited(procs: int) -> None:
+    """go(ch.send, 1) would do nothing otherwise; after_func() and Group.go() are used like that."""
+
+    async def main() -> list[object]:
+        ch: gofer.Chan[int] = gofer.Chan()
+        gofer.go(ch.send, 1)
+        gofer.after_func(0, ch.send, 2)
+        return sorted([await ch.recv(), await ch.recv()])
+
+    assert gofer.run(main, procs=procs) == [1, 2]

@@ -326,6 +326,143 @@ def test_a_leaked_waiter_cleans_up_as_if_it_had_the_mutex(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+@pytest.mark.parametrize("kind", [gofer.Mutex, gofer.RWMutex])
+def test_waiters_end_with_the_run_although_main_has_left_the_mutex_locked(
+    kind: Any, procs: int
+) -> None:
+    """Nobody will ever unlock it: they take it over, one after the other, and hold it alone."""
+    told: list[str] = []
+
+    async def waiter(cond: gofer.Cond, i: int) -> None:
+        async with cond.mu:
+            try:
+                await cond.wait()
+            except gofer.Cancelled:
+                assert cond.mu.locked()
+                told.append(f"{i} in")
+                await gofer.gosched()
+                assert told[-1] == f"{i} in"
+                told.append(f"{i} out")
+                raise
+
+    async def main() -> str:
+        cond = gofer.Cond(kind())
+        gs = []
+        for i in range(3):
+            gs.append(gofer.go(waiter, cond, i))
+            await until(lambda: gs[-1].wait_reason == "sync.Cond.Wait")
+        await cond.mu.lock()
+        return "done"
+
+    assert gofer.run(main, procs=procs) == "done"
+    assert sorted(told) == sorted(f"{i} {what}" for i in range(3) for what in ("in", "out"))
+
+
+def test_waiters_that_were_left_with_read_locks_held_end_too(procs: int) -> None:
+    async def main() -> None:
+        cond = gofer.Cond(gofer.RWMutex())
+        await waiters(cond, 3)
+        for _ in range(2):
+            assert isinstance(cond.mu, gofer.RWMutex)
+            await cond.mu.rlock()
+
+    gofer.run(main, procs=procs)
+
+
+def test_more_waiters_than_rescues_that_leave_the_mutex_locked_end_too(procs: int) -> None:
+    """Each that ends without unlocking it is one more holder that is gone."""
+    told: list[int] = []
+
+    async def waiter(cond: gofer.Cond, i: int) -> None:
+        await cond.mu.lock()
+        try:
+            await cond.wait()
+        finally:
+            told.append(i)
+
+    async def main() -> None:
+        cond = gofer.Cond(gofer.Mutex())
+        gs = [gofer.go(waiter, cond, i) for i in range(15)]
+        await until(lambda: all(g.wait_reason == "sync.Cond.Wait" for g in gs))
+        await cond.mu.lock()
+
+    gofer.run(main, procs=procs)
+    assert sorted(told) == list(range(15))
+
+
+def test_one_that_was_signalled_ends_too_although_the_mutex_stays_locked(procs: int) -> None:
+    """It got its signal, and gets the mutex: what it awaits next is cancelled."""
+    told: list[str] = []
+
+    async def waiter(cond: gofer.Cond) -> None:
+        async with cond.mu:
+            await cond.wait()
+            told.append("signalled")
+            await gofer.gosched()
+            told.append("never")
+
+    async def main() -> None:
+        cond = gofer.Cond(gofer.Mutex())
+        g = gofer.go(waiter, cond)
+        await until(lambda: g.wait_reason == "sync.Cond.Wait")
+        await cond.mu.lock()
+        cond.signal()
+        await until(lambda: g.wait_reason == "sync.Mutex.Lock")
+
+    gofer.run(main, procs=procs)
+    assert told == ["signalled"]
+
+
+def test_at_the_end_a_holder_that_still_lives_keeps_the_mutex(procs: int) -> None:
+    """Clean-up that takes its time, and even waits in vain, is not robbed of it."""
+    told: list[str] = []
+
+    async def holder(cond: gofer.Cond) -> None:
+        async with cond.mu:
+            try:
+                await gofer.Chan[None]().recv()
+            finally:
+                await gofer.sleep(0.05)
+                with pytest.raises(gofer.Cancelled):
+                    await gofer.Chan[None]().recv()
+                told.append("holder")
+
+    async def waiter(cond: gofer.Cond) -> None:
+        async with cond.mu:
+            try:
+                await cond.wait()
+            finally:
+                told.append("waiter")
+
+    async def main() -> None:
+        cond = gofer.Cond(gofer.Mutex())
+        await parked(gofer.go(waiter, cond))
+        await parked(gofer.go(holder, cond))
+
+    gofer.run(main, procs=procs)
+    assert told == ["holder", "waiter"]
+
+
+def test_a_plain_waiter_ends_too_although_the_mutex_stays_locked(procs: int) -> None:
+    told: list[bool] = []
+
+    def waiter(cond: gofer.Cond) -> None:
+        with cond.mu:
+            try:
+                gofer.block(cond.wait())
+            finally:
+                told.append(cond.mu.locked())
+
+    async def main() -> None:
+        cond = gofer.Cond(gofer.Mutex())
+        g = gofer.go(waiter, cond)
+        await until(lambda: g.wait_reason == "sync.Cond.Wait")
+        await cond.mu.lock()
+
+    gofer.run(main, procs=procs)
+    assert told == [True]
+
+
 # --- Threads --------------------------------------------------------------------------------------
 
 

@@ -435,8 +435,9 @@ def test_repr_tells_how_it_was_made() -> None:
     assert repr(b) == "context.Background.WithCancel.WithValue('key', 5)"
     assert repr(context.without_cancel(b)) == f"{b!r}.WithoutCancel"
     assert repr(context.with_timeout(1000, root)).startswith("context.Background.WithDeadline(")
-    a.cancel()
-    assert repr(a) == "context.Background.WithCancel"
+    a.cancel("enough")
+    assert repr(a) == "context.Background.WithCancel (over: Cancelled('enough'))"
+    assert repr(b).endswith(".WithValue('key', 5) (over: Cancelled('enough'))")
 
 
 # --- Causes ---------------------------------------------------------------------------------------
@@ -726,7 +727,7 @@ def test_children_cost_the_same_however_many_there_are() -> None:
     def measure(n: int) -> float:
         best = math.inf
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.thread_time()
             root = context.with_cancel(background())
             children = [context.with_cancel(root) for _ in range(n)]
             for child in children[: n // 3]:
@@ -734,7 +735,7 @@ def test_children_cost_the_same_however_many_there_are() -> None:
             del children[n // 3 : 2 * n // 3]
             root.cancel()
             assert all(child.err() for child in children)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         return best
 
     gc.disable()

@@ -441,7 +441,7 @@ def test_state_and_wait_reason_in_each_state() -> None:
 
     async def child() -> None:
         seen["running"] = (me[0].state, me[0].wait_reason)
-        await gofer.sleep(0.001)
+        await gofer.sleep(0.1)
         await gofer.go(sleep_long)
 
     async def main() -> None:

@@ -1,13 +1,18 @@
 """Group: goroutines that end with their block, and whose failures nobody can miss."""
 
+import contextlib
 import functools
+import threading
+import time
+import traceback
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 import gofer
 from gofer import context
-from tests.support import give, here, parked, sleep_long, thread, until, wait_for
+from tests.support import PATIENCE, give, here, parked, sleep_long, thread, until, wait_for
 
 
 async def fail(exc: BaseException) -> None:
@@ -37,6 +42,17 @@ def test_the_block_waits_for_all(procs: int) -> None:
             gs = [g.go(worker, i, yields=i % 5) for i in range(50)]
         assert sorted(ended) == list(range(50))
         assert [x.result() for x in gs] == [2 * i for i in range(50)]
+
+    gofer.run(main, procs=procs)
+
+
+def test_after_the_block_all_its_goroutines_are_dead(procs: int) -> None:
+    async def main() -> None:
+        for i in range(100):
+            async with gofer.Group() as g:
+                gs = [g.go(give, i) for _ in range(4)]
+            assert [x.state for x in gs] == ["dead"] * 4
+            assert gofer.num_goroutine() == 1
 
     gofer.run(main, procs=procs)
 
@@ -646,9 +662,14 @@ def test_when_main_ends_a_group_elsewhere_ends_too(procs: int) -> None:
 def test_no_more_run_at_once_than_the_limit(limit: int, procs: int) -> None:
     running = gofer.atomic.Int()
     most: list[int] = []
+    full: gofer.Chan[None] = gofer.Chan()
 
     async def worker(i: int) -> int:
-        most.append(running.add(1))
+        most.append(now := running.add(1))
+        if now == limit and not full.closed:
+            with contextlib.suppress(gofer.ChannelClosed):  # by another at the same time
+                full.close()
+        await full.recv_ok()
         await gofer.gosched()
         running.add(-1)
         return i
@@ -701,6 +722,206 @@ def test_a_failure_frees_the_turn_of_nobody(procs: int) -> None:
 
     gofer.run(main, procs=procs)
     assert called == [called[0]]
+
+
+# --- Plain functions ------------------------------------------------------------------------------
+
+
+def hold(log: list[str]) -> None:
+    """As a plain goroutine: wait until cancelled, and say so."""
+    try:
+        gofer.block(gofer.sleep(100_000))
+    except gofer.Cancelled:
+        log.append("cancelled")
+        raise
+    finally:
+        time.sleep(0.005)  # clean-up that takes its time
+        log.append("cleaned up")
+
+
+def test_plain_functions_are_members_like_others(procs: int) -> None:
+    def worker(i: int, *, times: int) -> tuple[int, bool]:
+        thread_of_mine = threading.get_ident()
+        for _ in range(times):
+            gofer.block(gofer.gosched())
+        return 2 * i, threading.get_ident() == thread_of_mine
+
+    async def main() -> None:
+        async with gofer.Group() as g:
+            plain = [g.go(worker, i, times=i % 3) for i in range(20)]
+            others = [g.go(give, i) for i in range(20)]
+        assert [x.result() for x in plain] == [(2 * i, True) for i in range(20)]
+        assert [x.result() for x in others] == list(range(20))
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_plain_function_knows_who_it_is(procs: int) -> None:
+    async def main() -> None:
+        async with gofer.Group() as g:
+            site, x = here(), g.go(gofer.current)
+            y = g.go(gofer.current, name="mine")
+        assert x.result() is x
+        assert (x.name, x.created_at) == ("current", site)
+        assert y.name == "mine"
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_failure_cancels_plain_functions_and_waits_for_their_clean_up(procs: int) -> None:
+    async def main() -> list[str]:
+        log: list[str] = []
+        held: list[gofer.Goroutine[Any]] = []
+
+        async def block() -> None:
+            async with gofer.Group() as g:
+                held.extend(g.go(hold, log) for _ in range(3))
+                await parked(*held)
+                g.go(fail, LookupError("x"))
+
+        with pytest.raises(ExceptionGroup) as failure:
+            await block()
+        assert errors_of(failure.value) == ["LookupError('x')"]
+        assert all(x.cancelled() for x in held)
+        return sorted(log)
+
+    assert gofer.run(main, procs=procs) == ["cancelled"] * 3 + ["cleaned up"] * 3
+
+
+def test_the_failure_of_a_plain_function_cancels_the_others(procs: int) -> None:
+    def fails() -> None:
+        raise LookupError("plain")
+
+    async def main() -> None:
+        log: list[str] = []
+        others: list[gofer.Goroutine[Any]] = []
+
+        async def block() -> None:
+            async with gofer.Group() as g:
+                others.extend([g.go(hold, log), g.go(sleep_long)])
+                await parked(*others)
+                g.go(fails)
+
+        with pytest.raises(ExceptionGroup) as failure:
+            await block()
+        (error,) = failure.value.exceptions
+        assert isinstance(error, LookupError)
+        assert traceback.extract_tb(error.__traceback__)[-1].name == "fails"
+        assert all(x.cancelled() for x in others)
+        assert log == ["cancelled", "cleaned up"]
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_blocking_call_is_waited_for_although_it_is_cancelled(procs: int) -> None:
+    async def main() -> None:
+        begun, release = threading.Event(), threading.Event()
+
+        def blocks() -> str:
+            begun.set()
+            release.wait(PATIENCE)
+            return "in its own time"
+
+        async with gofer.Group() as g:
+            x = g.go(blocks)
+            await until(begun.is_set)
+            threading.Timer(0.02, release.set).start()
+            g.cancel()
+        assert release.is_set()
+        assert x.result() == "in its own time"  # it never came to an operation that could say so
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_plain_function_may_go_on_after_a_cancellation(procs: int) -> None:
+    def stubborn() -> int:
+        times = 0
+        for _ in range(3):
+            try:
+                gofer.block(gofer.sleep(100_000))
+            except gofer.Cancelled:
+                times += 1
+        return times
+
+    async def main() -> None:
+        async with gofer.Group() as g:
+            x = g.go(stubborn)
+            await parked(x)
+            g.cancel()
+        assert x.result() == 3  # as long as the context is over
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_plain_function_that_is_cancelled_before_it_begins_is_not_called(procs: int) -> None:
+    called: list[int] = []
+
+    async def main() -> None:
+        async with gofer.Group() as g:
+            g.cancel()
+            xs = [g.go(called.append, i) for i in range(10)]
+        assert all(x.cancelled() for x in xs)
+
+    gofer.run(main, procs=procs)
+    assert called == []
+
+
+def test_the_limit_is_for_plain_functions_too(procs: int) -> None:
+    running, most = gofer.atomic.Int(), [0]
+
+    def worker() -> None:
+        most[0] = max(most[0], running.add(1))
+        gofer.block(gofer.sleep(0.0005))
+        running.add(-1)
+
+    async def main() -> None:
+        async with gofer.Group(limit=3) as g:
+            for _ in range(30):
+                g.go(worker)
+
+    gofer.run(main, procs=procs)
+    assert 1 <= most[0] <= 3
+
+
+def test_goexit_in_a_plain_function_is_no_failure(procs: int) -> None:
+    async def main() -> None:
+        async with gofer.Group() as g:
+            g.go(gofer.goexit)
+            x = g.go(give, 1)
+        assert x.result() == 1
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_plain_function_may_have_a_group_of_its_own(procs: int) -> None:
+    async def inner() -> int:
+        async with gofer.Group() as g:
+            xs = [g.go(give, 1), g.go(lambda: 2)]
+        return sum(x.result() for x in xs)
+
+    async def main() -> None:
+        async with gofer.Group() as g:
+            x = g.go(lambda: gofer.block(inner()))
+            y = g.go(lambda: inner())  # the coroutine that it returns is run
+        assert (x.result(), y.result()) == (3, 3)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_goroutine_or_future_that_a_function_returns_is_its_result(procs: int) -> None:
+    """They go on by themselves: whoever started them may want to have them, not their results."""
+
+    async def main() -> None:
+        future: Future[int] = Future()
+        started = gofer.go(sleep_long)
+        async with gofer.Group() as g:
+            x = g.go(lambda: future)
+            y = g.go(lambda: started)
+        assert x.result() is future
+        assert y.result() is started
+        started.cancel()
+
+    gofer.run(main, procs=procs)
 
 
 # --- Bad use --------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Once and once_value(): whoever comes first does it, the others wait and share."""
 
+import contextlib
 import gc
 import traceback
 import weakref
@@ -7,6 +8,7 @@ import weakref
 import pytest
 
 import gofer
+from gofer import context
 from tests.support import parked, until, wait_for
 from tests.sync_support import outcome, waiting
 
@@ -137,6 +139,66 @@ def test_a_waiter_that_is_cancelled_disturbs_nobody(procs: int) -> None:
 
     gofer.run(main, procs=procs)
     assert calls == [1]
+
+
+@pytest.mark.parametrize("how", ["cancel", "context", "timeout"])
+def test_a_caller_that_is_cancelled_while_it_does_it_leaves_it_to_the_next(
+    how: str, procs: int
+) -> None:
+    calls: list[str] = []
+
+    async def main() -> None:
+        once = gofer.Once()
+        go_on = gofer.Chan[None]()
+        ctx = context.with_timeout(0.05) if how == "timeout" else context.with_cancel()
+
+        async def slow(who: str) -> None:
+            calls.append(who)
+            await go_on.recv()
+
+        async def caller() -> None:
+            async with ctx:
+                await once.do(slow, "first")
+
+        first = gofer.go(caller)
+        await until(lambda: calls)
+        others = [await waiting(once.do(slow, f"next {i}")) for i in range(3)]
+        if how == "cancel":
+            first.cancel()
+        elif how == "context":
+            ctx.cancel()
+        await until(lambda: len(calls) == 2)
+        assert calls == ["first", "next 0"]
+        with contextlib.suppress(gofer.Cancelled, TimeoutError):
+            await first
+        assert [g.done() for g in others] == [False] * 3
+        await go_on.send(None)
+        for g in others:
+            await g
+        await once.do(slow, "never")
+
+    gofer.run(main, procs=procs)
+    assert calls == ["first", "next 0"]
+
+
+def test_a_caller_that_is_cancelled_with_nobody_behind_it_leaves_it_undone(procs: int) -> None:
+    calls: list[int] = []
+
+    async def main() -> None:
+        once = gofer.Once()
+
+        async def slow() -> None:
+            calls.append(1)
+            await gofer.sleep(100_000)
+
+        first = await waiting(once.do(slow))
+        first.cancel()
+        assert await outcome(first) == "cancelled"
+        await once.do(calls.append, 2)
+        await once.do(calls.append, 3)
+
+    gofer.run(main, procs=procs)
+    assert calls == [1, 2]
 
 
 def test_a_pending_cancellation_comes_first(procs: int) -> None:
@@ -296,3 +358,45 @@ def test_one_who_waits_for_the_value_may_be_cancelled(procs: int) -> None:
         assert await get() == 5
 
     gofer.run(main, procs=procs)
+
+
+def test_one_who_is_cancelled_while_it_makes_the_value_leaves_that_to_the_next(procs: int) -> None:
+    calls: list[int] = []
+
+    async def main() -> None:
+        go_on = gofer.Chan[int]()
+
+        async def load() -> int:
+            calls.append(1)
+            return await go_on.recv()
+
+        get = gofer.once_value(load)
+        first = await waiting(get())
+        others = [await waiting(get()) for _ in range(3)]
+        first.cancel()
+        assert await outcome(first) == "cancelled"
+        await go_on.send(5)
+        assert [await g for g in others] == [5, 5, 5]
+        assert await get() == 5
+
+    gofer.run(main, procs=procs)
+    assert calls == [1, 1]
+
+
+def test_a_value_that_a_run_has_cut_off_is_made_in_the_next(procs: int) -> None:
+    calls: list[int] = []
+
+    async def load() -> int:
+        calls.append(1)
+        if len(calls) == 1:
+            await gofer.sleep(100_000)
+        return 7
+
+    get = gofer.once_value(load)
+
+    async def first() -> None:
+        await waiting(get())
+
+    gofer.run(first, procs=procs)
+    assert gofer.run(get, procs=procs) == 7
+    assert calls == [1, 1]

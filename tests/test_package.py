@@ -149,7 +149,12 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 
 def test_needs_no_other_package() -> None:
-    assert importlib.metadata.requires("gofer") in (None, [])
+    needed = importlib.metadata.requires("gofer") or []
+    assert [requirement for requirement in needed if "extra ==" not in requirement] == []
+
+
+def test_dask_is_an_extra() -> None:
+    assert importlib.metadata.metadata("gofer").get_all("Provides-Extra") == ["dask"]
 
 
 def test_importing_it_starts_no_thread_and_imports_no_framework() -> None:

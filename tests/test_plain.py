@@ -911,14 +911,16 @@ def test_one_that_is_stuck_is_not_waited_for(procs: int) -> None:
     errors: list[str] = []
 
     def stuck() -> None:
-        released.wait()
-        for call in (lambda: block(gofer.sleep(0)), lambda: gofer.go(give, 1)):
-            try:
-                call()
-            except RuntimeError as exc:
-                errors.append(str(exc))
-        with gofer.blocking(), gofer.lock_os_thread():
-            pass
+        try:
+            released.wait()
+        except Cancelled:  # when it comes back
+            for call in (lambda: block(gofer.sleep(0)), lambda: gofer.go(give, 1)):
+                try:
+                    call()
+                except RuntimeError as exc:
+                    errors.append(str(exc))
+            with gofer.blocking(), gofer.lock_os_thread():
+                pass
 
     async def main() -> gofer.Goroutine[None]:
         g = gofer.go(stuck)
@@ -1013,13 +1015,19 @@ def test_a_program_ends_although_a_function_is_stuck_for_ever() -> None:
 
 @pytest.mark.parametrize("how", ["block(gofer.sleep(1000))", "time.sleep(1000)"])
 def test_ctrl_c_reaches_a_plain_main(how: str) -> None:
+    # A signal just before the system call does not interrupt it, in any Python program.
     program = Program(f"""
-        import time, gofer
+        import threading, time, gofer
         from gofer import block
 
+        def tell(g):
+            while g.state not in ("waiting", "syscall"):
+                time.sleep(0.001)
+            print("ready", flush=True)
+
         def main():
+            threading.Thread(target=tell, args=[gofer.current()]).start()
             try:
-                print("ready", flush=True)
                 {how}
             finally:
                 block(gofer.sleep(0.001))

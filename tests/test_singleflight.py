@@ -7,7 +7,7 @@ import pytest
 import gofer
 from gofer import context
 from gofer.singleflight import Flight
-from tests.support import parked, until
+from tests.support import here, parked, until
 from tests.sync_support import outcome, waiting
 
 
@@ -72,6 +72,43 @@ def test_plain_functions_are_fine() -> None:
         assert result is None
 
     gofer.run(main)
+
+
+def test_a_plain_function_may_block(procs: int) -> None:
+    """It runs as a plain goroutine."""
+
+    async def main() -> None:
+        flight, answer = Flight(), gofer.Chan[int]()
+        gs = [await waiting(flight.do("key", lambda: gofer.block(answer.recv()))) for _ in range(3)]
+        await answer.send(7)
+        assert [await g for g in gs] == [7, 7, 7]
+
+    gofer.run(main, procs=procs)
+
+
+def test_one_that_could_not_be_started_is_started_by_the_next(procs: int) -> None:
+    async def main() -> None:
+        flight = Flight()
+        nothing: Any = None
+        with pytest.raises(TypeError):
+            await flight.do("key", nothing)
+        assert await flight.do("key", divmod, 7, 3) == (2, 1)
+
+    gofer.run(main, procs=procs)
+
+
+def test_its_goroutine_says_where_it_was_asked_for(procs: int) -> None:
+    sites: list[str] = []
+
+    async def main() -> None:
+        async def look() -> None:
+            sites.append(gofer.current().created_at)
+
+        await Flight().do("key", look)
+        sites.append(here(-1))
+
+    gofer.run(main, procs=procs)
+    assert sites[0] == sites[1]
 
 
 def test_all_get_the_exception(procs: int) -> None:

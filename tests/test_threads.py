@@ -108,8 +108,10 @@ def test_there_are_never_more_threads_than_ps_need(procs: int) -> None:
             await g
 
     gofer.run(main, procs=procs)
-    # One more for main's own thread when it has handed its P on.
-    assert most <= procs + 1
+    # One more for main's own thread when it has handed its P on. And a thread that has given up its
+    # P cannot be given another before it sleeps: who finds that P idle meanwhile needs one more,
+    # which then stays.
+    assert most <= 2 * procs + 1
 
 
 @pytest.mark.usefixtures("no_handoff")

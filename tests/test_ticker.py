@@ -246,11 +246,11 @@ def test_it_ticks_while_others_keep_every_p_busy(procs: int) -> None:
 
 
 def test_a_period_must_be_a_finite_number_above_zero() -> None:
-    for bad in (0, 0.0, -0.0, -1, -1e-9, -math.inf, False):
+    for bad in (0, 0.0, -0.0, -1, -1e-9, False):
         for call in (gofer.Ticker, gofer.Ticker(1).reset):
-            with pytest.raises(ValueError, match=f"must be more than 0 seconds, not {bad!r}"):
+            with pytest.raises(ValueError, match=f"needs more than 0 seconds, not {bad!r}"):
                 call(bad)
-    for bad in (math.nan, math.inf):
+    for bad in (math.nan, math.inf, -math.inf):
         for call in (gofer.Ticker, gofer.Ticker(1).reset):
             with pytest.raises(ValueError, match=repr(bad)):
                 call(bad)

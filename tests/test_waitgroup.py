@@ -1,12 +1,13 @@
 """WaitGroup: wait until a counter is zero."""
 
 import functools
+import gc
 from typing import Any
 
 import pytest
 
 import gofer
-from tests.support import give, here, parked, thread, until
+from tests.support import give, here, parked, thread, until, wait_for
 from tests.sync_support import waiting
 
 NEGATIVE = r"^sync: negative WaitGroup counter$"
@@ -184,6 +185,73 @@ def test_go_counts_a_goroutine_until_it_has_ended(procs: int) -> None:
         await wg.wait()
         assert sorted(ended) == list(range(20))
         assert [await g for g in gs] == [3 * i for i in range(20)]
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_after_wait_all_that_go_has_started_are_dead(plain: bool, procs: int) -> None:
+    """Not just about to be: num_goroutine() does not count them any more."""
+
+    async def nothing() -> None:
+        await gofer.gosched()
+
+    async def main() -> None:
+        wg = gofer.WaitGroup()
+        for _ in range(100):
+            gs = [wg.go(print, end="") if plain else wg.go(nothing) for _ in range(4)]
+            await wg.wait()
+            assert [g.state for g in gs] == ["dead"] * 4
+            assert gofer.num_goroutine() == 1
+
+    gofer.run(main, procs=procs)
+
+
+def test_done_too_often_is_an_error_of_the_run(procs: int) -> None:
+    """The goroutine counts down when it has ended, and there is nothing left to count."""
+
+    async def main() -> None:
+        wg = gofer.WaitGroup()
+        go_on = gofer.Chan[None]()
+        wg.go(go_on.recv)
+        wg.done()
+        await go_on.send(None)
+        await gofer.sleep(100_000)
+
+    with pytest.raises(ValueError, match=NEGATIVE):
+        gofer.run(main, procs=procs)
+
+
+def test_a_leaked_goroutine_is_counted_down(procs: int) -> None:
+    async def main() -> None:
+        wg = gofer.WaitGroup()
+        g = wg.go(wait_for, gofer.Chan[None]().recv())
+        await parked(g)
+        del g
+        with pytest.warns(gofer.GoroutineLeakWarning):
+            gc.collect()
+        await at_zero(wg)
+
+    gofer.run(main, procs=procs)
+
+
+def test_name_and_keywords_are_passed_on(procs: int) -> None:
+    async def worker(a: int, *, b: int) -> int:
+        return a + b
+
+    def plain(a: int, *, b: int) -> int:
+        return a * b
+
+    async def main() -> None:
+        wg = gofer.WaitGroup()
+        gs = [
+            wg.go(worker, 3, b=4, name="adder"),
+            wg.go(plain, 3, b=4),
+            wg.go(functools.partial(plain, 3), b=5),
+        ]
+        await wg.wait()
+        assert [g.name.rpartition(".")[2] for g in gs] == ["adder", "plain", "plain"]
+        assert [g.result() for g in gs] == [7, 12, 15]
 
     gofer.run(main, procs=procs)
 

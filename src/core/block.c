@@ -234,7 +234,7 @@ PyObject *block_plain(M *m, PyObject *iter)
         m->blocked_on = outer;
     }
     Py_DECREF(iter);
-    if (r != PYGEN_RETURN && atomic_load(&m->plain) == PLAIN_ORPHAN &&
+    if (r != PYGEN_RETURN && atomic_load(&m->user) == USER_ORPHAN &&
         PyErr_ExceptionMatches(hooks.Cancelled)) {
         PyErr_Clear();
         error_orphan("block()");
@@ -275,8 +275,13 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
     }
     M *m = tls_m;
     if (m != NULL && m->curg != NULL && m->curg->plain) {
-        if (atomic_load(&m->plain) == PLAIN_ORPHAN) {
+        if (atomic_load(&m->user) == USER_ORPHAN) {
             error_orphan("block()");
+            return NULL;
+        }
+        if (atomic_load(&m->user) == USER_NONE) {
+            PyErr_SetString(PyExc_RuntimeError, "block() in a destructor or signal handler that "
+                                                "runs while its goroutine waits already");
             return NULL;
         }
         PyObject *iter = as_iterator(obj, timeout);

@@ -291,26 +291,43 @@ void chan_wake_closed(Chan *ch)
 
 /* ---- the operation ---- */
 
-static PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
+static SLOW ChanOp *chanop_alloc(M *m)
+{
+    ChanOp *op = object_new(m, FREE_CHAN, &ChanOp_Type);
+    if (likely(op != NULL)) {
+        op->who = (Who){0};
+        op->ch = NULL;
+        op->value = NULL;
+        op->next = op->prev = NULL;
+        op->waiter = NULL;
+        compat_track((PyObject *)op);
+    }
+    return op;
+}
+
+static inline PyObject *chanop_new(Chan *ch, ChanOpKind kind, PyObject *value)
 {
     M *m = tls_m;
-    ChanOp *op = free_list_pop(m, FREE_CHAN);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &ChanOp_Type);
-    }
-    else if ((op = PyObject_GC_New(ChanOp, &ChanOp_Type)) == NULL) {
+    ChanOp *op = spare_take(m, FREE_CHAN);
+    if (unlikely(op == NULL) && (op = chanop_alloc(m)) == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
-    op->who = (Who){0};
     op->ch = (Chan *)Py_NewRef(ch);
     op->value = Py_XNewRef(value);
-    op->next = op->prev = NULL;
-    op->waiter = NULL;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    PyObject_GC_Track(op);
     return (PyObject *)op;
+}
+
+/* It is done and will not be looked at again, if nobody but the await has it. */
+static inline void chanop_spare(M *m, ChanOp *op)
+{
+    if (likely(spare_put(m, FREE_CHAN, (PyObject *)op))) {
+        Chan *ch = op->ch;
+        op->ch = NULL;
+        op->waiter = NULL;
+        Py_DECREF(ch);
+    }
 }
 
 static void raise_closed(const char *text)
@@ -339,7 +356,7 @@ PyObject *chanop_value(ChanOp *op, bool *ok)
     return value != NULL ? value : PyFloat_FromDouble((double)op->due_ns / 1e9);
 }
 
-static PySendResult chanop_finish(ChanOp *op, PyObject **result)
+static PySendResult chanop_finish(M *m, ChanOp *op, PyObject **result)
 {
     bool ok;
     PyObject *value = chanop_value(op, &ok);
@@ -357,33 +374,52 @@ static PySendResult chanop_finish(ChanOp *op, PyObject **result)
         }
     }
     *result = value;
-    return value != NULL ? PYGEN_RETURN : PYGEN_ERROR;
+    if (unlikely(value == NULL)) {
+        return PYGEN_ERROR;
+    }
+    chanop_spare(m, op);
+    return PYGEN_RETURN;
 }
 
-static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
+/* Room or a value in the buffer, and nobody who waits: the value of the operation, which is done then. Under the
+ * lock. NULL: not so simple. */
+static inline PyObject *take_or_put(Chan *ch, ChanOp *op)
+{
+    Py_ssize_t count = atomic_load_explicit(&ch->count, memory_order_relaxed);
+    if (op->kind == CHAN_SEND) {
+        if (count >= ch->cap || queue_first(&ch->recvq) != NULL ||
+            atomic_load_explicit(&ch->closed, memory_order_relaxed)) {
+            return NULL;
+        }
+        put(ch, op->value);
+        op->value = NULL;
+        op_set_state(op, OP_DONE);
+        return compat_none();
+    }
+    if (count == 0 || queue_first(&ch->sendq) != NULL || op->kind == CHAN_RECV_OK) {
+        return NULL;
+    }
+    op_set_state(op, OP_DONE);
+    return take(ch);
+}
+
+/* Under the lock, released here. */
+static SLOW PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
 {
     Chan *ch = op->ch;
     int64_t now_ns = 0;
     Wake wake = {0};
-    if (unlikely(op_raise_if_cancelled(g))) {
-        uint8_t unused = OP_NEW; /* if another has begun it, it is his */
-        atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
-        return PYGEN_ERROR;
-    }
-    if (op->kind == CHAN_SEND && op->value != NULL && sharing()) {
-        compat_share(op->value);
-    }
-    obj_lock(&ch->lock);
+    *result = NULL;
     if (unlikely(op_state(op) != OP_NEW)) { /* another goroutine has begun it at the same time */
         obj_unlock(&ch->lock);
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
+    op->waiter = g; /* before the state says that it is somebody's: another may look right now */
     if (!chan_try(ch, op, &wake, &now_ns)) {
         if (sharing()) {
             compat_share((PyObject *)op); /* others will see it from here on */
         }
-        op->waiter = g;
         op->who = who_g(g);
         bool waits = chan_enqueue(m, ch, op);
         obj_unlock(&ch->lock);
@@ -398,10 +434,9 @@ static PySendResult chanop_begin(M *m, G *g, ChanOp *op, PyObject **result)
     obj_unlock(&ch->lock);
     wake_now(m, &wake);
     if (op_slice_over(m)) {
-        op->waiter = g;
         return op_yield(g, result);
     }
-    return chanop_finish(op, result);
+    return chanop_finish(m, op, result);
 }
 
 /* Take it off its queue, unless a waker was faster. The queue's references are dropped. */
@@ -425,21 +460,34 @@ static bool chanop_take_back(ChanOp *op)
     return ours;
 }
 
-static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+/* Somebody else will let go of the value. */
+static inline void share_value(ChanOp *op) /* the channel's lock: another may await it too */
 {
-    ChanOp *op = (ChanOp *)self;
-    M *m = tls_m;
-    *result = NULL;
+    if (op->kind == CHAN_SEND && sharing() && op_state(op) == OP_NEW && op->value != NULL) {
+        compat_share(op->value);
+    }
+}
+
+static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
+{
     int state = op_state(op);
-    G *g = op_begin(m, self, state);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
     if (unlikely(g == NULL)) {
         return PYGEN_ERROR;
     }
     if (state == OP_NEW) {
+        if (unlikely(op_raise_if_cancelled(g))) {
+            uint8_t unused = OP_NEW; /* if another has begun it, it is his */
+            atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
+            return PYGEN_ERROR;
+        }
+        obj_lock(&op->ch->lock);
+        share_value(op);
         return chanop_begin(m, g, op, result);
     }
     if (unlikely(op->waiter != g)) {
-        op_error_other(self);
+        op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (unlikely(state == OP_WAITING)) {
@@ -451,7 +499,37 @@ static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             return PYGEN_ERROR;
         }
     }
-    return chanop_finish(op, result); /* a cancellation waits for the next operation */
+    return chanop_finish(m, op, result); /* a cancellation waits for the next operation */
+}
+
+static inline PySendResult chanop_step(M *m, ChanOp *op, PyObject **result)
+{
+    if (unlikely(op_state(op) != OP_NEW || !op_undisturbed(m))) {
+        return chanop_step_slow(m, op, result);
+    }
+    Chan *ch = op->ch;
+    obj_lock(&ch->lock);
+    share_value(op);
+    if (unlikely(op_state(op) != OP_NEW || (*result = take_or_put(ch, op)) == NULL)) {
+        return chanop_begin(m, m->curg, op, result);
+    }
+    obj_unlock(&ch->lock);
+    m->ops_left--;
+    chanop_spare(m, op);
+    return PYGEN_RETURN;
+}
+
+static PySendResult chanop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return chanop_step(tls_m, (ChanOp *)self, result);
+}
+
+static PyObject *chanop_next(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject *value;
+    PySendResult r = chanop_step(m, (ChanOp *)self, &value);
+    return op_tell(m, r, value);
 }
 
 static PyObject *chanop_close(PyObject *self, PyObject *Py_UNUSED(a))
@@ -484,18 +562,14 @@ static int chanop_clear(PyObject *self)
 
 static void chanop_free(PyObject *self)
 {
-    M *m = tls_m;
-    Py_CLEAR(((ChanOp *)self)->ch);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_CHAN, self)) {
-        PyObject_GC_Del(self);
-    }
+    Py_XDECREF(((ChanOp *)self)->ch);
+    object_free(tls_m, FREE_CHAN, self);
 }
 
 static void chanop_dealloc(PyObject *self)
 {
     ChanOp *op = (ChanOp *)self;
-    PyObject_GC_UnTrack(self);
+    compat_untrack(self);
     if (likely(op->value == NULL && op->who.word == 0)) {
         chanop_free(self);
         return;
@@ -510,11 +584,13 @@ static PyObject *chanop_repr(PyObject *self)
 {
     static const char *const names[] = {"send", "recv", "recv_ok", "__anext__"};
     ChanOp *op = (ChanOp *)self;
-    return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->ch,
-                                op_state_text(op_state(op)));
+    if (op->ch == NULL) {
+        return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
+    }
+    return op_repr(names[op->kind], (PyObject *)op->ch, op_state(op));
 }
 
-static PyAsyncMethods chanop_async = {.am_await = PyObject_SelfIter, .am_send = chanop_send};
+static PyAsyncMethods chanop_async = {.am_send = chanop_send};
 
 PyTypeObject ChanOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ChanOp",
@@ -527,8 +603,7 @@ PyTypeObject ChanOp_Type = {
     .tp_clear = chanop_clear,
     .tp_repr = chanop_repr,
     .tp_as_async = &chanop_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
+    .tp_iternext = chanop_next,
     .tp_methods = chanop_methods,
 };
 
@@ -540,10 +615,11 @@ typedef struct {
     PyObject *owner; /* owned: the context whose `done` it is */
 } View;
 
-static Chan *chan_of(PyObject *self)
+static inline Chan *chan_of(PyObject *self)
 {
-    return Py_IS_TYPE(self, &SendChan_Type) || Py_IS_TYPE(self, &RecvChan_Type) ? ((View *)self)->ch
-                                                                                : (Chan *)self;
+    return likely(Py_IS_TYPE(self, &Chan_Type)) || Py_IS_TYPE(self, &TimeChan_Type)
+               ? (Chan *)self
+               : ((View *)self)->ch;
 }
 
 static PyObject *chan_send(PyObject *self, PyObject *value)
@@ -559,6 +635,11 @@ static PyObject *chan_recv(PyObject *self, PyObject *Py_UNUSED(a))
 static PyObject *chan_recv_ok(PyObject *self, PyObject *Py_UNUSED(a))
 {
     return chanop_new(chan_of(self), CHAN_RECV_OK, NULL);
+}
+
+PyObject *chan_recv_op(Chan *ch)
+{
+    return chanop_new(ch, CHAN_RECV_OK, NULL);
 }
 
 static PyObject *chan_anext(PyObject *self)
@@ -584,6 +665,19 @@ static PyObject *would_block(void)
     return NULL;
 }
 
+/* `done` is what try_send or try_recv said: 0 or -1. */
+static PyObject *nowait_failed(int done, const Wake *wake, const char *if_closed)
+{
+    if (unlikely(wake->dropped)) {
+        drop_now(tls_m);
+    }
+    if (done == 0) {
+        return would_block();
+    }
+    raise_closed(if_closed);
+    return NULL;
+}
+
 static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
 {
     Chan *ch = chan_of(self);
@@ -606,14 +700,7 @@ static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
         Py_RETURN_NONE;
     }
     Py_DECREF(value);
-    if (unlikely(wake.dropped)) {
-        drop_now(tls_m);
-    }
-    if (done == 0) {
-        return would_block();
-    }
-    raise_closed("send on closed channel");
-    return NULL;
+    return nowait_failed(done, &wake, "send on closed channel");
 }
 
 static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
@@ -635,14 +722,7 @@ static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
         wake_now(tls_m, &wake);
         return value != NULL ? value : PyFloat_FromDouble((double)due_ns / 1e9);
     }
-    if (unlikely(wake.dropped)) {
-        drop_now(tls_m);
-    }
-    if (done == 0) {
-        return would_block();
-    }
-    raise_closed("receive from closed channel");
-    return NULL;
+    return nowait_failed(done, &wake, "receive from closed channel");
 }
 
 static PyObject *chan_close_method(PyObject *self, PyObject *Py_UNUSED(a))
@@ -675,7 +755,8 @@ static PyObject *chan_cap(PyObject *self, void *Py_UNUSED(c))
 
 static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
 {
-    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_relaxed));
+    /* acquire: who sees that a context's `done` is closed sees what was before that */
+    return PyBool_FromLong(atomic_load_explicit(&chan_of(self)->closed, memory_order_acquire));
 }
 
 static PyObject *view_new(PyTypeObject *type, Chan *ch, PyObject *owner)
@@ -815,10 +896,17 @@ static PyObject *chan_repr(PyObject *self)
 {
     Chan *ch = chan_of(self);
     const char *name = strrchr(Py_TYPE(self)->tp_name, '.');
+    if (ch->timed) {
+        PyObject *state = PyObject_CallMethod((PyObject *)ch, "state", NULL);
+        PyObject *r = state != NULL ? PyUnicode_FromFormat("<%s of a timer, %U, at %p>", name + 1,
+                                                           state, (void *)ch)
+                                    : NULL;
+        Py_XDECREF(state);
+        return r;
+    }
     return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name != NULL ? name + 1 : Py_TYPE(self)->tp_name, chan_len(self),
-        ch->cap, atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "",
-        (void *)ch);
+        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap,
+        atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "", (void *)ch);
 }
 
 #define SEND_METHODS                                                                               \

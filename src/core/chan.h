@@ -16,7 +16,7 @@ typedef enum {
 typedef struct ChanOp {
     PyObject_HEAD
     Who who;
-    Chan *ch;        /* owned */
+    Chan *ch;        /* owned; NULL when it is spare */
     PyObject *value; /* owned: to send, or received */
     struct ChanOp *next;
     union {
@@ -77,6 +77,7 @@ void wake_now(M *m, Wake *wake);
 bool chan_close(Chan *ch);       /* false: it was closed */
 void chan_wake_closed(Chan *ch); /* somebody has set `closed`: wake all; NULL: none */
 PyObject *chan_new(Py_ssize_t cap);
+PyObject *chan_recv_op(Chan *ch); /* recv_ok() */
 PyObject *recv_view(Chan *ch,
                     PyObject *owner); /* its RecvChan; owner NULL, or what shall live as long */
 PyObject *chanop_value(ChanOp *op, bool *ok); /* of a finished one; NULL with an exception */

@@ -20,6 +20,9 @@
 #define HAVE_GIL 1
 #endif
 
+/* sys.monitoring, which can stop code at a bytecode boundary. */
+#define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
+
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)
 {
@@ -51,6 +54,71 @@ static inline void compat_raise(PyObject *exc)
 #endif
 }
 
+/* Whether that thread, any thread, is not attached to Python: does not have the GIL, if there is one. It may be
+ * otherwise a moment later. One that a collection has stopped is not detached. */
+static inline bool compat_detached(PyThreadState *ts)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    return __atomic_load_n(&ts->state, __ATOMIC_ACQUIRE) == 0; /* _Py_THREAD_DETACHED */
+#elif PY_VERSION_HEX >= 0x030C0000
+    return !ts->_status.active;
+#else
+    return _PyThreadState_UncheckedGet() != ts; /* of the process, up to 3.11 */
+#endif
+}
+
+#ifdef Py_GIL_DISABLED
+/* Does a thread get to bytecode boundaries, or is it in a long call of C code? compat_probe() sets a bit that the
+ * interpreter clears there: _PY_EVAL_EXPLICIT_MERGE_BIT, which has it merge reference counts that other threads left
+ * for it, if any. compat_probe_waits(): it has not been there yet. The bits are those of 3.13 and 3.14. */
+#if PY_VERSION_HEX >= 0x030F0000
+#error "see whether pycore_ceval.h still has this bit"
+#endif
+enum { COMPAT_PROBE_BIT = 1 << 6 };
+
+static inline void compat_probe(PyThreadState *ts)
+{
+    __atomic_fetch_or(&ts->eval_breaker, COMPAT_PROBE_BIT, __ATOMIC_SEQ_CST);
+}
+
+static inline bool compat_probe_waits(PyThreadState *ts)
+{
+    return !compat_detached(ts) &&
+           (__atomic_load_n(&ts->eval_breaker, __ATOMIC_ACQUIRE) & COMPAT_PROBE_BIT) != 0;
+}
+#endif
+
+/* The same for an exception that is raised to be taken at once, which happens with every value that an await
+ * returns. `ts` is the caller's. */
+static inline void compat_raise_in(PyThreadState *ts, PyObject *exc)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    if (ts->current_exception == NULL) {
+        ts->current_exception = exc;
+        return;
+    }
+#endif
+    (void)ts;
+    compat_raise(exc);
+}
+
+/* A reference to None. From 3.12 on it is immortal: nobody need count. */
+static inline PyObject *compat_none(void)
+{
+#if PY_VERSION_HEX >= 0x030C0000
+    return Py_None;
+#else
+    return Py_NewRef(Py_None);
+#endif
+}
+
+static inline void compat_drop_none(void)
+{
+#if PY_VERSION_HEX < 0x030C0000
+    Py_DECREF(Py_None);
+#endif
+}
+
 /* The context the running code sees: borrowed, NULL if this thread never had one. There is no
  * public way to look at it without copying it, and `go` must look on every call. */
 static inline PyObject *compat_current_context(PyThreadState *ts)
@@ -77,6 +145,26 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
     *lasti = frame != NULL ? PyFrame_GetLasti(frame) : 0;
     return frame != NULL ? PyFrame_GetCode(frame) : NULL;
 #endif
+}
+
+/* Which frame the running code is in (NULL: none), and where in it: both only to be compared. No reference is
+ * counted and no object made: the trace asks on every wait. */
+static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = ts->current_frame;
+#else
+    struct _PyInterpreterFrame *frame = ts->cframe->current_frame;
+#endif
+#if PY_VERSION_HEX >= 0x030C0000
+    *where = frame != NULL ? (uintptr_t)PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+#else
+    struct { /* the head of a frame in 3.11's pycore_frame.h */
+        void *func, *globals, *builtins, *locals, *code, *frame_obj, *previous, *prev_instr;
+    } *head = (void *)frame;
+    *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
+#endif
+    return frame;
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
@@ -120,6 +208,64 @@ static inline void compat_share_new(PyObject *op)
     }
 #else
     (void)op;
+#endif
+}
+
+/* The memory of a dead object, used again for another of its type: what PyObject_Init does, without the call. */
+static inline void compat_revive(PyObject *op)
+{
+#if defined(Py_REF_DEBUG) || defined(Py_TRACE_REFS)
+    PyObject_Init(op, Py_TYPE(op));
+#elif defined(Py_GIL_DISABLED)
+    __atomic_store_n(&op->ob_tid, _Py_ThreadId(), __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_gc_bits, 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_local, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&op->ob_ref_shared, 0, __ATOMIC_RELAXED);
+#else
+    Py_SET_REFCNT(op, 1);
+#endif
+}
+
+/* Whether there is one reference in all, so that nobody but its owner can get at the object: other threads get
+ * references through the collector only, while this one is stopped. */
+static inline bool compat_unique(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    return __atomic_load_n(&op->ob_tid, __ATOMIC_RELAXED) == _Py_ThreadId() &&
+           __atomic_load_n(&op->ob_ref_local, __ATOMIC_RELAXED) == 1 &&
+           __atomic_load_n(&op->ob_ref_shared, __ATOMIC_RELAXED) == 0;
+#else
+    return Py_REFCNT(op) == 1;
+#endif
+}
+
+/* A second reference to such an object. */
+static inline void compat_set_two(PyObject *op)
+{
+#if defined(Py_GIL_DISABLED) && !defined(Py_REF_DEBUG)
+    __atomic_store_n(&op->ob_ref_local, 2, __ATOMIC_RELAXED);
+#else
+    Py_INCREF(op);
+#endif
+}
+
+/* PyObject_GC_Track, of a new object, and PyObject_GC_UnTrack. In free-threaded CPython that is a bit of the
+ * object's own (_PyGC_BITS_TRACKED), which is not worth a call. */
+static inline void compat_track(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, 1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_Track(op);
+#endif
+}
+
+static inline void compat_untrack(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    __atomic_store_n(&op->ob_gc_bits, op->ob_gc_bits & ~1, __ATOMIC_RELAXED);
+#else
+    PyObject_GC_UnTrack(op);
 #endif
 }
 

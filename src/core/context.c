@@ -207,18 +207,19 @@ static void ended_add(Ended *e, Context *c)
     e->all[e->n++] = c;
 }
 
-/* Locked; `c` is off its parent's list. From here on everybody sees it over, and `done` closed. */
+/* Locked; `c` is off its parent's list. From here on everybody sees it over, and `done` closed. In this order: who sees
+ * `done` closed, without any lock, finds it over. Who sees it over waits for the lock (look), and finds `done` closed. */
 static void mark_over(M *with_p, Context *c, Context *origin, PyObject *err, PyObject *cause)
 {
     c->origin = origin;
     c->err = Py_NewRef(err);
     c->cause = Py_XNewRef(cause);
+    atomic_store_explicit(&c->over, true, memory_order_release);
     if (c->done != NULL) {
         obj_lock(&c->done->lock);
-        atomic_store_explicit(&c->done->closed, 1, memory_order_relaxed);
+        atomic_store_explicit(&c->done->closed, 1, memory_order_release);
         obj_unlock(&c->done->lock);
     }
-    atomic_store_explicit(&c->over, true, memory_order_release);
     for (Bind *b = c->bound; b != NULL; b = b->next) {
         atomic_fetch_or(&b->g->state, G_OVER);
         Py_INCREF(b->g);
@@ -368,7 +369,14 @@ static Context *outer(const Context *c)
     return c->root == c ? NULL : c->parent;
 }
 
-/* Whether it is over by now. -1 with an exception. */
+/* It is over: let whoever ends it get on to `done`, see mark_over. */
+static void await_end(Context *c)
+{
+    obj_lock(&c->root->lock);
+    obj_unlock(&c->root->lock);
+}
+
+/* Whether it is over by now, and `done` closed. -1 with an exception. */
 static int look(Context *c)
 {
     Context *whose = is_over(c) ? NULL : c;
@@ -376,7 +384,14 @@ static int look(Context *c)
     while (whose != NULL && atomic_load(&whose->deadline_ns) > now) {
         whose = outer(whose);
     }
-    return whose != NULL && !context_expire(whose) ? -1 : is_over(c);
+    if (whose != NULL && !context_expire(whose)) {
+        return -1;
+    }
+    if (!is_over(c)) {
+        return 0;
+    }
+    await_end(c);
+    return 1;
 }
 
 /* ---- binding ---- */
@@ -435,6 +450,7 @@ void context_raise(G *g)
         b = b->outer;
     }
     Context *c = b->ctx;
+    await_end(c);
     PyObject *reason = c->cause != NULL                                       ? c->cause
                        : PyErr_GivenExceptionMatches(c->err, hooks.Cancelled) ? NULL
                                                                               : c->err;
@@ -649,7 +665,9 @@ static PyObject *core_context(PyObject *Py_UNUSED(mod), PyObject *args)
     PyObject *parent, *seconds, *key, *value;
     int64_t ns = 0;
     if (!PyArg_ParseTuple(args, "iOOOO", &kind, &parent, &seconds, &key, &value) ||
-        (seconds != Py_None && !seconds_to_ns(seconds, "a deadline", &ns)) || check_forked()) {
+        (seconds != Py_None &&
+         !seconds_to_ns(seconds, kind == TIMEOUT ? "timeout()" : "with_timeout()", &ns)) ||
+        check_forked()) {
         return NULL;
     }
     if (parent == Py_None) {
@@ -788,7 +806,8 @@ static PyObject *ctx_deadline(PyObject *self, void *Py_UNUSED(x))
     return at == TIME_NEVER ? Py_NewRef(Py_None) : PyFloat_FromDouble((double)at / 1e9);
 }
 
-static PyObject *ctx_repr(PyObject *self)
+/* Where it comes from, as Go tells it. */
+static PyObject *ctx_name(PyObject *self)
 {
     Context *c = (Context *)self;
     if (c->parent == NULL) {
@@ -797,7 +816,7 @@ static PyObject *ctx_repr(PyObject *self)
     if (Py_EnterRecursiveCall(" while getting the repr of a context")) {
         return NULL;
     }
-    PyObject *parent = ctx_repr((PyObject *)c->parent), *r = NULL;
+    PyObject *parent = ctx_name((PyObject *)c->parent), *r = NULL;
     Py_LeaveRecursiveCall();
     if (parent == NULL) {
         return NULL;
@@ -815,9 +834,23 @@ static PyObject *ctx_repr(PyObject *self)
     }
     else {
         r = PyUnicode_FromFormat("%U.%s", parent,
-                                 c->kind == CANCEL ? "WithCancel" : "WithoutCancel");
+                                 c->kind == CANCEL   ? "WithCancel"
+                                 : c->kind == SHIELD ? "Shield"
+                                                     : "WithoutCancel");
     }
     Py_DECREF(parent);
+    return r;
+}
+
+static PyObject *ctx_repr(PyObject *self)
+{
+    Context *c = (Context *)self;
+    PyObject *name = ctx_name(self);
+    if (name == NULL || !is_over(c)) {
+        return name;
+    }
+    PyObject *r = PyUnicode_FromFormat("%U (over: %R)", name, c->err);
+    Py_DECREF(name);
     return r;
 }
 
@@ -1012,6 +1045,16 @@ static void func_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
+static PyObject *func_repr(PyObject *self)
+{
+    Func *f = (Func *)self;
+    obj_lock(&f->ctx->root->lock);
+    bool pending = f->pending;
+    obj_unlock(&f->ctx->root->lock);
+    return PyUnicode_FromFormat("<after_func of %R, calls %R, %s>", f->ctx, f->cb.fn,
+                                pending ? "pending" : "called or stopped");
+}
+
 static PyTypeObject Func_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.context.AfterFunc",
     .tp_basicsize = sizeof(Func),
@@ -1020,6 +1063,7 @@ static PyTypeObject Func_Type = {
     .tp_dealloc = func_dealloc,
     .tp_traverse = func_traverse,
     .tp_clear = func_clear,
+    .tp_repr = func_repr,
     .tp_call = func_stop,
 };
 

@@ -3,7 +3,7 @@
  * Who owns a G: the run queue it is in, the M that runs it, the wait record it waits with, and whoever
  * holds the handle. `allgs` owns nothing. So a goroutine that only its own cycle can reach can never
  * run again, the collector finds it, and g_finalize reports it. */
-#include "runtime.h"
+#include "trace.h"
 
 #include <structmember.h>
 
@@ -21,47 +21,50 @@ static const char *const wait_reasons[] = {
     [WAIT_GROUP] = "sync.WaitGroup.Wait",
     [WAIT_COND] = "sync.Cond.Wait",
     [WAIT_SEMA] = "semacquire",
+    [WAIT_IO] = "IO wait",
+    [WAIT_FUTURE] = "future wait",
 };
 
-/* ---- free lists: on the M, since a DECREF may come at any time, with a P or without ---- */
-
-static PyObject **free_link(PyObject *op)
+const char *wait_reason_text(unsigned why)
 {
-    return (PyObject **)(op + 1);
+    return why < sizeof wait_reasons / sizeof *wait_reasons ? wait_reasons[why] : NULL;
 }
 
-void *free_list_pop(M *m, int kind)
+/* ---- allocation ---- */
+
+static bool is_plain(int kind) /* of no interest to the collector */
 {
-    if (m == NULL || m->free[kind].head == NULL) {
-        return NULL;
+    return kind == FREE_SLEEP || kind == FREE_IO;
+}
+
+void *object_new_slow(M *m, int kind, PyTypeObject *type)
+{
+    PyObject *op = is_plain(kind) ? _PyObject_New(type) : _PyObject_GC_New(type);
+    if (op != NULL) {
+        live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, 1);
     }
-    PyObject *op = m->free[kind].head;
-    m->free[kind].head = *free_link(op);
-    m->free[kind].count--;
     return op;
 }
 
-bool free_list_push(M *m, int kind, PyObject *op)
+void object_free_slow(M *m, int kind, PyObject *op)
 {
-    if (!USE_FREE_LISTS || m == NULL || m->free[kind].count >= FREE_MAX) {
-        return false;
+    live_add(m, kind == FREE_G ? LIVE_G : LIVE_OP, -1);
+    if (is_plain(kind)) {
+        PyObject_Free(op);
     }
-    *free_link(op) = m->free[kind].head;
-    m->free[kind].head = op;
-    m->free[kind].count++;
-    return true;
+    else {
+        PyObject_GC_Del(op);
+    }
 }
 
 void free_lists_clear(M *m)
 {
     for (int kind = 0; kind < FREE_KINDS; kind++) {
-        for (PyObject *op; (op = free_list_pop(m, kind)) != NULL;) {
-            if (kind == FREE_SLEEP) {
-                PyObject_Free(op);
-            }
-            else {
-                PyObject_GC_Del(op);
-            }
+        Py_XDECREF(spare_take(m, kind));
+        for (PyObject *op; (op = m->free[kind].head) != NULL;) {
+            m->free[kind].head = *free_link(op);
+            count_add(&m->free[kind].count, -1);
+            object_free_slow(m, kind, op);
         }
     }
 }
@@ -103,32 +106,32 @@ static void allgs_remove(G *g)
     spin_unlock(&s->lock);
 }
 
-static void count_begun(M *m)
+M *own_m(void)
 {
-    if (likely(m != NULL)) {
-        count_add(&m->gbegun, 1);
-    }
-    else {
-        atomic_fetch_add(&sched.gbegun, 1);
-    }
+    M *m = tls_m;
+    bool orphan = m != NULL && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN;
+    return unlikely(orphan) ? NULL : m;
 }
 
-static void count_ended(M *m)
+/* On a thread that is no M, the run whose goroutine it was may be over (it was aborted). */
+static void count_ended(M *m, const G *g)
 {
     if (likely(m != NULL)) {
         count_add(&m->gended, 1);
+        return;
     }
-    else {
+    lock(&sched.lock);
+    if (g->run == sched.run) {
         atomic_fetch_add(&sched.gended, 1);
     }
+    unlock(&sched.lock);
 }
 
-/* Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
+/* sched.lock. Ends first, then births: what is born and ends meanwhile makes it too high, never too low. And an M
  * counts an end, fences (here) and adds up, so of several that end at once the last sees them all. */
-int64_t g_alive(void)
+int64_t g_alive_locked(void)
 {
     atomic_thread_fence(memory_order_seq_cst);
-    lock(&sched.lock);
     int64_t n = -atomic_load(&sched.gended);
     n -= sched.m0 != NULL ? atomic_load(&sched.m0->gended) : 0;
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
@@ -139,6 +142,13 @@ int64_t g_alive(void)
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         n += atomic_load(&m->gbegun);
     }
+    return n;
+}
+
+int64_t g_alive(void)
+{
+    lock(&sched.lock);
+    int64_t n = g_alive_locked();
     unlock(&sched.lock);
     return n;
 }
@@ -236,9 +246,6 @@ static void g_unclaim(G *g)
 
 static uint64_t next_id(M *m)
 {
-    if (m == NULL) {
-        return atomic_fetch_add(&sched.next_id, 1);
-    }
     if (m->id_next == m->id_end) {
         m->id_next = atomic_fetch_add(&sched.next_id, ID_BLOCK);
         m->id_end = m->id_next + ID_BLOCK;
@@ -246,24 +253,45 @@ static uint64_t next_id(M *m)
     return m->id_next++;
 }
 
-static PyObject *name_of(PyObject *coro)
+/* Of a coroutine or a function. */
+static PyObject *name_of(PyObject *obj)
 {
-    PyObject *name = PyObject_GetAttrString(coro, "__qualname__");
-    if (name == NULL) {
-        PyErr_Clear(); /* a coroutine of another implementation */
-        name = PyUnicode_FromString(Py_TYPE(coro)->tp_name);
+    PyObject *name = PyObject_GetAttrString(obj, "__qualname__"), *inner = NULL;
+    if (name != NULL) {
+        return name;
     }
-    return name;
+    PyErr_Clear(); /* a coroutine of another implementation, or no plain function */
+    inner = PyObject_GetAttrString(obj, "func"); /* functools.partial */
+    name = inner != NULL ? PyObject_GetAttrString(inner, "__qualname__") : NULL;
+    Py_XDECREF(inner);
+    if (name != NULL && PyUnicode_Check(name)) {
+        return name;
+    }
+    Py_XDECREF(name);
+    PyErr_Clear();
+    return PyUnicode_FromString(Py_TYPE(obj)->tp_name);
 }
 
-static _Thread_local bool go_for_caller;
+static _Thread_local bool go_for_caller, go_begins;
 
-/* Where one of the callers of the Python function that called us stands: a new reference, or NULL. */
-static PyCodeObject *caller_at(int depth, int32_t *lasti)
+/* Whether it runs code of this package. */
+static bool is_ours(PyFrameObject *frame)
+{
+    PyObject *globals = PyFrame_GetGlobals(frame);
+    PyObject *name = PyDict_GetItemString(globals, "__name__");
+    bool ours = name != NULL && PyUnicode_Check(name) &&
+                PyUnicode_CompareWithASCIIString(name, "gofer.") > 0 &&
+                PyUnicode_CompareWithASCIIString(name, "gofer/") < 0; /* gofer.anything */
+    Py_DECREF(globals);
+    return ours;
+}
+
+/* Where the user's code stands that called the function of ours that called us: a new reference, or NULL. */
+static PyCodeObject *caller_outside(int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (depth-- > 0 && frame != NULL) {
+    while (frame != NULL && is_ours(frame)) {
         Py_SETREF(frame, PyFrame_GetBack(frame));
     }
     PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
@@ -291,19 +319,14 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         Py_XDECREF(context);
         return NULL;
     }
-    G *g = free_list_pop(m, FREE_G);
-    if (g != NULL) {
-        PyObject_Init((PyObject *)g, &Goroutine_Type);
-    }
-    else if ((g = PyObject_GC_New(G, &Goroutine_Type)) == NULL) {
+    G *g = object_new(m, FREE_G, &Goroutine_Type);
+    if (g == NULL) {
         Py_DECREF(coro);
         Py_DECREF(name);
         Py_XDECREF(context);
         return NULL;
     }
-    live_add(m, LIVE_G, 1);
     memset((char *)g + sizeof(PyObject), 0, sizeof(G) - sizeof(PyObject));
-    g->id = next_id(m);
     G *parent = asked == NULL && m != NULL ? m->curg : NULL;
     g->parent_id = asked != NULL ? asked->parent_id : parent != NULL ? parent->id : 0;
     g->coro = coro;
@@ -316,19 +339,25 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
         g->site_lasti = asked->site_lasti;
     }
     else if (unlikely(go_for_caller)) {
-        g->site_code = caller_at(2, &g->site_lasti);
-        g->begins = true;
+        g->site_code = caller_outside(&g->site_lasti);
+        g->begins = go_begins;
     }
     else {
         g->site_code = compat_caller(ts, &g->site_lasti);
     }
     Py_INCREF(g);                    /* one reference for the caller, one for the run queue */
     compat_share_new((PyObject *)g); /* always: compat_try_incref counts on it */
-    PyObject_GC_Track(g);
+    compat_track((PyObject *)g);
     /* Before others can find it: they may leave marks in the word from then on. */
     atomic_store_explicit(&g->state, G_RUNNABLE, memory_order_relaxed);
+    if (unlikely(m == NULL)) {
+        g->foreign = 1; /* until it is let in */
+        return g;
+    }
+    g->id = next_id(m);
+    g->run = sched.run;
     allgs_add(g);
-    count_begun(m);
+    count_add(&m->gbegun, 1);
     if (parent != NULL && unlikely(parent->bind != NULL)) {
         bind_inherit(g, parent); /* may mark it, at once or from another thread: so it comes last */
     }
@@ -340,17 +369,63 @@ G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
     return g_make(m, coro, name, put_off, late, NULL);
 }
 
+/* A thread that is no M may be anywhere in go() when the run ends and the next one begins. Being counted, being
+ * found by those who look and being sure of the run are one step for it. */
+static bool let_in_foreign(G *g)
+{
+    lock(&sched.lock);
+    bool ok = atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting);
+    if (ok) {
+        g->id = atomic_fetch_add(&sched.next_id, 1);
+        allgs_add(g);
+        if (!g->late && atomic_load(&sched.draining)) {
+            allgs_remove(g);
+            ok = false;
+        }
+    }
+    if (ok) {
+        g->foreign = 0;
+        g->run = sched.run;
+        atomic_fetch_add(&sched.gbegun, 1);
+    }
+    unlock(&sched.lock);
+    return ok;
+}
+
+bool g_let_in(G *g)
+{
+    if (unlikely(g->foreign)) {
+        return let_in_foreign(g);
+    }
+    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
+    return g->late || likely(!atomic_load(&sched.draining));
+}
+
+void g_let_in_main(G *g)
+{
+    lock(&sched.lock);
+    g->id = 1; /* whatever threads of the last run's do now */
+    g->foreign = 0;
+    g->run = sched.run;
+    allgs_add(g);
+    atomic_fetch_add(&sched.gbegun, 1);
+    unlock(&sched.lock);
+}
+
 void g_discard(G *g)
 {
+    bool counted = !g->foreign;
     if (g->claimed) {
         g_unclaim(g);
     }
     bind_drop_all(g);
     atomic_fetch_and(&g->state, ~(uint32_t)G_STATE); /* G_IDLE: no leak report */
+    if (counted) {
+        count_ended(own_m(), g);
+    }
     Py_DECREF(g);
     Py_DECREF(g);
-    count_ended(tls_m);
-    if (atomic_load(&sched.counting)) {
+    if (counted && atomic_load(&sched.counting)) {
         some_g_ended();
     }
 }
@@ -523,6 +598,8 @@ static void refuse_go(M *m)
 PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs,
                   PyObject *kwnames)
 {
+    bool for_caller = go_for_caller, begins = go_begins;
+    go_for_caller = go_begins = false; /* not for what the calls below may start */
     if (nargs < 1) {
         PyErr_SetString(PyExc_TypeError, "go() needs a function or a coroutine object");
         return NULL;
@@ -530,9 +607,8 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
     if (check_forked()) {
         return NULL;
     }
-    M *m = tls_m;
-    if (m != NULL &&
-        unlikely(atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN)) {
+    M *m = own_m();
+    if (unlikely(m != tls_m)) {
         error_orphan("go()"); /* there may be another runtime by now: it is not this thread's */
         return NULL;
     }
@@ -542,7 +618,7 @@ PyObject *core_go(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t na
         return NULL;
     }
     if (atomic_load(&sched.draining)) {
-        refuse_go(tls_m);
+        refuse_go(m);
         return NULL;
     }
     PyObject *fn = args[0], *name = NULL, *coro = NULL;
@@ -643,35 +719,42 @@ done:
         name = own_name = name_of(fn);
     }
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
-    G *g = g_new(tls_m, coro, name, put_off, false);
+    go_for_caller = for_caller;
+    go_begins = begins;
+    G *g = g_new(m, coro, name, put_off, false);
+    go_for_caller = go_begins = false;
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
     g->plain = plain;
-    if (given && !claim(g)) {
-        g_discard(g);
-        return NULL;
-    }
-    /* It is in allgs, so either we see here that main has ended, or main's end sees it there. */
-    if (unlikely(atomic_load(&sched.draining))) {
+    if (unlikely(!g_let_in(g))) {
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
         g_discard(g);
-        refuse_go(tls_m);
+        refuse_go(m);
+        return NULL;
+    }
+    if (given && !claim(g)) {
+        g_discard(g);
         return NULL;
     }
     start_g(g, true); /* the run queue's reference; the other is the caller's */
     return (PyObject *)g;
 }
 
-/* go() for go_wrapped(), on behalf of Group.go() and the like: created by whoever called that. */
-PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+/* go() on behalf of WaitGroup.go() and the like: created by whoever called that. */
+PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
 {
     go_for_caller = true;
-    PyObject *g = core_go(mod, args, nargs, kwnames);
-    go_for_caller = false;
-    return g;
+    return core_go(mod, args, nargs, kwnames);
+}
+
+/* The same for a function of ours around the caller's, which has to clean up: it always begins. */
+PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames)
+{
+    go_begins = true;
+    return core_go_for(mod, args, nargs, kwnames);
 }
 
 /* ---- callbacks: goroutines asked for now and started later ---- */
@@ -692,7 +775,7 @@ bool callback_init(Callback *cb, PyObject *fn, PyObject *args)
     }
     cb->fn = Py_NewRef(fn);
     cb->args = Py_NewRef(args);
-    cb->site_code = caller_at(1, &cb->site_lasti);
+    cb->site_code = caller_outside(&cb->site_lasti);
     cb->parent_id = m != NULL && m->curg != NULL ? m->curg->id : 0;
     return true;
 }
@@ -709,7 +792,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_make(tls_m, coro, name, 0, false, cb); /* eats coro */
+        g = g_make(own_m(), coro, name, 0, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -720,7 +803,7 @@ void callback_start(Callback *cb)
         return;
     }
     g->plain = !async;
-    if (unlikely(atomic_load(&sched.draining))) { /* as in core_go */
+    if (unlikely(!g_let_in(g))) { /* as in core_go */
         PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
         Py_XDECREF(r);
         g_discard(g);
@@ -760,10 +843,11 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m);
+    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
+    trace_end(g, end);
 }
 
 /* What belongs to the goroutine alone (its contexts, for example) its thread lets go of, when it comes back. */
@@ -774,8 +858,9 @@ void g_abandon(M *m, G *g, PyObject *exc)
     PyObject *reason = g->value;
     g->value = exc;
     JoinOp *waiters = join_take_all(g);
-    atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
     atomic_fetch_add(&sched.gended, 1);
+    trace_end(g, END_CANCELLED);
+    atomic_store_explicit(&g->state, G_DEAD | G_CANCEL, memory_order_release);
     join_fire_all(m, waiters, false);
     Py_XDECREF(reason);
 }
@@ -845,6 +930,11 @@ void g_drain(G *g)
 
 static _Thread_local G
     *scanning; /* what this thread looks at: a handler may look again meanwhile */
+
+bool g_scanning(void)
+{
+    return scanning != NULL;
+}
 
 /* Keep `g` from being run. False: it runs now, or it is dead. */
 static bool scan_begin(G *g)
@@ -921,6 +1011,7 @@ static void g_leaked(G *g)
 {
     /* Nobody can get at it any more, not even through allgs (compat_is_garbage). */
     g->end = END_LEAKED;
+    trace_end(g, END_LEAKED);
     atomic_store(&g->state, G_DEAD);
     int reason = atomic_load_explicit(&g->wait_reason, memory_order_relaxed);
     PyObject *name = g_name(g);
@@ -938,19 +1029,24 @@ static void g_leaked(G *g)
     /* Its clean-up runs here, in the middle of somebody else's slice: it must not await in his name. */
     M *m = tls_m;
     G *current = m != NULL ? m->curg : NULL;
+    bool user = current != NULL && user_leave(m); /* nor hear of the end of the run in his place */
     if (m != NULL) {
-        m->curg = NULL;
+        __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     }
     PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
     if (m != NULL) {
-        m->curg = current;
+        __atomic_store_n(&m->curg, current, __ATOMIC_RELAXED);
+    }
+    if (user) {
+        atomic_store(&m->user, USER_RUNS);
     }
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);
     }
     Py_XDECREF(r);
     g_drop_coro(g);
-    count_ended(tls_m);
+    count_ended(own_m(), g);
+    join_leaked(g);
     if (atomic_load(&sched.counting)) {
         some_g_ended();
     }
@@ -1020,10 +1116,11 @@ static void g_dealloc(PyObject *self)
     g_clear(self);
     Py_CLEAR(g->name);
     Py_CLEAR(g->site_code);
-    M *m = tls_m;
-    live_add(m, LIVE_G, -1);
-    if (g->finalized || !free_list_push(m, FREE_G, self)) {
-        PyObject_GC_Del(self);
+    if (unlikely(g->finalized)) {
+        object_free_slow(tls_m, FREE_G, self);
+    }
+    else {
+        object_free(tls_m, FREE_G, self);
     }
     Py_TRASHCAN_END
 }

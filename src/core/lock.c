@@ -17,6 +17,14 @@ static long futex(_Atomic uint32_t *word, int op, uint32_t value, const struct t
                    FUTEX_BITSET_MATCH_ANY);
 }
 
+void spin_lock_slow(SpinLock *l)
+{
+    int tries = 0;
+    do {
+        spin_wait(&tries);
+    } while (atomic_exchange_explicit(&l->held, 1, memory_order_acquire));
+}
+
 void spin_wait(int *tries)
 {
     if (++*tries < 100) {

@@ -1,6 +1,8 @@
 /* The extension module gofer._core. Its types and the scheduler are static: there is one runtime in a
  * process, and subinterpreters are refused. */
-#include "runtime.h"
+#include "future.h"
+#include "net.h"
+#include "trace.h"
 
 PyDoc_STRVAR(
     go_doc,
@@ -22,7 +24,8 @@ PyDoc_STRVAR(
     "select(*cases, default=False)\n--\n\n"
     "Operation: wait until one of several operations can be done, do exactly that one, and give\n"
     "Selected(index, value, ok). A case is ch.send(v), ch.recv(), ch.recv_ok(), sleep(s), a\n"
-    "Goroutine, or None, which is never ready. With default=True it does not wait: index -1.\n\n"
+    "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
+    "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
     "...     case Selected(0, value, ok): ...");
 
@@ -34,6 +37,7 @@ static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 static PyMethodDef methods[] = {
     {"go", (PyCFunction)(void (*)(void))core_go, METH_FASTCALL | METH_KEYWORDS, go_doc},
     {"go_here", (PyCFunction)(void (*)(void))core_go_here, METH_FASTCALL | METH_KEYWORDS, NULL},
+    {"go_for", (PyCFunction)(void (*)(void))core_go_for, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"sleep", sleep_new, METH_O, sleep_doc},
     {"gosched", core_gosched, METH_NOARGS, gosched_doc},
     {"select", (PyCFunction)(void (*)(void))core_select, METH_FASTCALL | METH_KEYWORDS, select_doc},
@@ -52,6 +56,9 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"GoExit", &hooks.GoExit},
         {"ChannelClosed", &hooks.ChannelClosed},
         {"WouldBlock", &hooks.WouldBlock},
+        {"ClosedError", &hooks.Closed},
+        {"IncompleteRead", &hooks.IncompleteRead},
+        {"LimitExceeded", &hooks.LimitExceeded},
         {"Selected", &hooks.Selected},
         {"as_coroutine", &hooks.as_coroutine},
         {"limited", &hooks.limited},
@@ -64,7 +71,11 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
+        {"Interrupted", &hooks.Interrupted},
         {"last_chance", &hooks.last_chance},
+        {"as_case", &hooks.as_case},
+        {"future_started", &hooks.future_started},
+        {"call_submitted", &hooks.call_submitted},
     };
     for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) {
         PyObject *value = PyObject_GetAttrString(from, wanted[i].name);
@@ -86,8 +97,8 @@ static int module_exec(PyObject *mod)
             "gofer does not support subinterpreters: import it in the main interpreter");
         return -1;
     }
-    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type,
-                             &GoschedOp_Type, &JoinOp_Type,    &ReadyOp_Type};
+    PyTypeObject *types[] = {&Operation_Type, &Goroutine_Type, &SleepOp_Type, &GoschedOp_Type,
+                             &JoinOp_Type,    &ReadyOp_Type,   &DoneOp_Type,  &FutureOp_Type};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
         if (PyType_Ready(types[i]) < 0) {
             return -1;
@@ -97,16 +108,22 @@ static int module_exec(PyObject *mod)
         return -1;
     }
     run_module_init();
+    trace_init();
+    tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) ||
-        PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
+        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
+        PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;
     }
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
-        PyModule_AddFunctions(mod, configure_method) < 0) {
+        PyModule_AddFunctions(mod, configure_method) < 0 ||
+        PyModule_AddFunctions(mod, trace_methods) < 0 ||
+        PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||
+        PyModule_AddFunctions(mod, traceread_methods) < 0) {
         return -1;
     }
     return 0;

@@ -10,9 +10,9 @@
  *
  * Cancelling a goroutine therefore never touches its operation from another thread: it leaves a mark
  * in the state word and wakes the goroutine, which looks for itself. */
-#include "runtime.h"
+#include "trace.h"
 
-G *op_begin(M *m, PyObject *op, int used)
+G *op_begin_slow(M *m, PyObject *op, int used)
 {
     if (unlikely(check_forked())) {
         return NULL;
@@ -27,7 +27,7 @@ G *op_begin(M *m, PyObject *op, int used)
         op_error_used(op, used);
         return NULL;
     }
-    return g;
+    return g; /* of block() */
 }
 
 void op_error_used(PyObject *op, int state)
@@ -47,6 +47,7 @@ void op_error_other(PyObject *op)
 
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result)
 {
+    trace_suspend(g);
     atomic_store_explicit(&g->wait_reason, why, memory_order_relaxed);
     *result = Py_NewRef(PARKED);
     return PYGEN_NEXT;
@@ -64,6 +65,7 @@ bool op_slice_over_slow(M *m)
 {
     P *p = m->p; /* somebody may have taken it: then this only looks at a clock that is not ours */
     if (p == NULL) {
+        m->ops_left = 0;
         return true;
     }
     int64_t now = coarse_nanotime();
@@ -78,20 +80,15 @@ bool op_slice_over_slow(M *m)
     return start != 0 && now - start > SLICE_NS;
 }
 
-PySendResult op_finish(PyObject *value, PyObject **result)
-{
-    *result = Py_NewRef(value);
-    return PYGEN_RETURN;
-}
-
 /* Deliver a pending cancellation, once. */
-bool op_raise_if_cancelled(G *g)
+bool op_raise_pending(G *g)
 {
-    if (likely(!op_cancel_pending(g))) {
-        return false;
-    }
     if (!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL)) {
         context_raise(g); /* again and again, as long as it is bound to that context */
+        return true;
+    }
+    if (unlikely(g_state(g) == G_DEAD)) { /* run() did not wait for it */
+        PyErr_SetNone(hooks.Cancelled);
         return true;
     }
     g_lock(g);
@@ -113,45 +110,41 @@ bool op_raise_if_cancelled(G *g)
 }
 
 /* Nobody but us holds it, and nobody who caught it (driving a coroutine by hand) left anything in it. */
-static bool stop_reusable(PyObject *stop)
+static inline bool stop_reusable(PyObject *stop)
 {
     PyStopIterationObject *s = (PyStopIterationObject *)stop;
-    return Py_REFCNT(stop) == 1 && s->traceback == NULL && s->context == NULL && s->dict == NULL;
+    return compat_unique(stop) && s->traceback == NULL && s->context == NULL && s->dict == NULL;
 }
 
-/* From 3.12 on the interpreter calls this, not am_send (3.11 does while a trace function is set), and
- * wants a result other than None as a StopIteration. It takes the value out and drops the exception,
- * so each M uses one over again instead of paying for a new one with every result. */
-PyObject *op_iternext(PyObject *self)
+/* The interpreter takes the value out and drops the exception, so each M uses one over again instead of paying
+ * for a new one with every result. */
+void op_stop_with(M *m, PyObject *value)
 {
-    M *m = tls_m;
-    PyObject *value;
-    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
-    if (r == PYGEN_NEXT) {
-        return value;
+    PyObject *stop = m != NULL ? m->stop : NULL;
+    if (likely(stop != NULL && stop_reusable(stop))) {
+        PyObject *last = ((PyStopIterationObject *)stop)->value;
+        ((PyStopIterationObject *)stop)->value = value;
+        compat_raise_in(m->ts, Py_NewRef(stop));
+        Py_XDECREF(last); /* now: its destructor may await, and then finds `stop` in use */
+        return;
     }
-    if (r == PYGEN_ERROR) {
-        return NULL;
-    }
-    if (value == Py_None) {
+    stop = PyObject_CallNoArgs(PyExc_StopIteration); /* as an argument it would be in `args`, too */
+    if (unlikely(stop == NULL)) {
         Py_DECREF(value);
-        return NULL; /* without an exception: None */
+        return;
     }
-    PyObject *stop = NULL;
-    if (m != NULL && m->stop != NULL && stop_reusable(m->stop)) {
-        stop = Py_NewRef(m->stop);
-    }
-    else if ((stop = PyObject_CallNoArgs(PyExc_StopIteration)) != NULL && m != NULL) {
+    Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
+    if (m != NULL) {
         Py_XSETREF(m->stop, Py_NewRef(stop));
     }
-    if (stop != NULL) {
-        Py_XSETREF(((PyStopIterationObject *)stop)->value, value);
-        compat_raise(stop);
-    }
-    else {
-        Py_DECREF(value);
-    }
-    return NULL;
+    compat_raise(stop);
+}
+
+PyObject *op_iternext(PyObject *self)
+{
+    PyObject *value;
+    PySendResult r = Py_TYPE(self)->tp_as_async->am_send(self, Py_None, &value);
+    return op_tell(tls_m, r, value);
 }
 
 /* The slice is over: what its last await returned shall not live on in m->stop. */
@@ -178,6 +171,11 @@ bool op_closed_by_hand(const G *waiter)
 const char *op_state_text(int used)
 {
     return used == OP_NEW ? "not awaited" : used == OP_DONE ? "done" : "waiting";
+}
+
+PyObject *op_repr(const char *what, PyObject *of, int state)
+{
+    return PyUnicode_FromFormat("<%s of %R, %s>", what, of, op_state_text(state));
 }
 
 /* throw(): the coroutine that awaits it is thrown into by hand, past the operation. */
@@ -208,16 +206,21 @@ static PyObject *op_close(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(a))
 static PyMethodDef operation_methods[] = {
     {"throw", (PyCFunction)(void (*)(void))op_throw, METH_FASTCALL, NULL},
     {"close", op_close, METH_NOARGS, NULL},
-
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Operation[T]: typing only."},
     {NULL}};
 
+static PyAsyncMethods operation_async = {.am_await = PyObject_SelfIter};
+
+/* What awaits and iterates is the same for all of them; each has its own am_send. */
 PyTypeObject Operation_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Operation",
     .tp_basicsize = sizeof(PyObject),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "What can be awaited: it does nothing until then.\n\n>>> op = ch.recv()\n>>> value = "
               "await op",
+    .tp_as_async = &operation_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = op_iternext,
     .tp_methods = operation_methods,
 };
 
@@ -262,7 +265,12 @@ static void ready_dealloc(PyObject *self)
     PyObject_GC_Del(self);
 }
 
-static PyAsyncMethods ready_async = {.am_await = PyObject_SelfIter, .am_send = ready_send};
+static PyObject *ready_repr(PyObject *Py_UNUSED(self))
+{
+    return PyUnicode_FromString("<operation, done>");
+}
+
+static PyAsyncMethods ready_async = {.am_send = ready_send};
 
 PyTypeObject ReadyOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.ReadyOp",
@@ -272,10 +280,43 @@ PyTypeObject ReadyOp_Type = {
     .tp_dealloc = ready_dealloc,
     .tp_traverse = ready_traverse,
     .tp_clear = ready_clear,
+    .tp_repr = ready_repr,
     .tp_as_async = &ready_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
+
+/* ... and gives None: one immortal object serves all, and `async with` needs it at every end of a block. */
+
+static PySendResult done_send(PyObject *Py_UNUSED(self), PyObject *Py_UNUSED(arg),
+                              PyObject **result)
+{
+    *result = compat_none();
+    return PYGEN_RETURN;
+}
+
+static PyObject *done_next(PyObject *Py_UNUSED(self))
+{
+    return NULL; /* without an exception: None */
+}
+
+static void static_dealloc(PyObject *self)
+{
+    Py_SET_REFCNT(self, 1); /* only an extension that over-DECREFs gets here */
+}
+
+static PyAsyncMethods done_async = {.am_await = PyObject_SelfIter, .am_send = done_send};
+
+PyTypeObject DoneOp_Type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.DoneOp",
+    .tp_base = &Operation_Type,
+    .tp_basicsize = sizeof(BareOp),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .tp_dealloc = static_dealloc,
+    .tp_as_async = &done_async,
+    .tp_iter = PyObject_SelfIter,
+    .tp_iternext = done_next,
+};
+
+BareOp done_op = {PyObject_HEAD_INIT(&DoneOp_Type)};
 
 /* ---- gosched(): stateless, so one immortal object serves all; the G remembers where it is ---- */
 
@@ -304,28 +345,21 @@ static PyObject *gosched_repr(PyObject *Py_UNUSED(self))
     return PyUnicode_FromString("<gofer.gosched()>");
 }
 
-static void gosched_dealloc(PyObject *self)
-{
-    Py_SET_REFCNT(self, 1); /* static; only an extension that over-DECREFs gets here */
-}
-
-static PyAsyncMethods gosched_async = {.am_await = PyObject_SelfIter, .am_send = gosched_send};
+static PyAsyncMethods gosched_async = {.am_send = gosched_send};
 
 PyTypeObject GoschedOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.GoschedOp",
     .tp_base = &Operation_Type,
-    .tp_basicsize = sizeof(GoschedOp),
+    .tp_basicsize = sizeof(BareOp),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
     .tp_doc = "The operation that gosched() returns.",
-    .tp_dealloc = gosched_dealloc,
+    .tp_dealloc = static_dealloc,
     .tp_repr = gosched_repr,
     .tp_as_async = &gosched_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
 };
 
 /* Also what every operation yields to suspend (PARKED): immortal, and nothing else yields it. */
-GoschedOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
+BareOp gosched_op = {PyObject_HEAD_INIT(&GoschedOp_Type)};
 
 /* ---- waiting for a goroutine ---- */
 
@@ -335,23 +369,30 @@ static JoinOp join_fired, join_done; /* never used as records */
 #define JOIN_FIRED (&join_fired)     /* taken off by the dying target, which hands `g` on */
 #define JOIN_DONE  (&join_done)
 
-PyObject *join_new(PyObject *target)
+enum { WHO_COUNTS = 2 }; /* the tag of a WaitGroup */
+
+static bool who_counts(Who who)
 {
-    M *m = tls_m;
-    JoinOp *op = free_list_pop(m, FREE_JOIN);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &JoinOp_Type);
-    }
-    else if ((op = PyObject_GC_New(JoinOp, &JoinOp_Type)) == NULL) {
+    return who.word & WHO_COUNTS;
+}
+
+static JoinOp *join_alloc(G *target)
+{
+    JoinOp *op = object_new(tls_m, FREE_JOIN, &JoinOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     op->who = (Who){0};
-    op->target = (G *)Py_NewRef(target);
+    op->target = (G *)Py_XNewRef((PyObject *)target);
     atomic_store_explicit(&op->prev, NULL, memory_order_relaxed);
     op->next = NULL;
-    PyObject_GC_Track(op);
-    return (PyObject *)op;
+    compat_track((PyObject *)op);
+    return op;
+}
+
+PyObject *join_new(PyObject *target)
+{
+    return (PyObject *)join_alloc((G *)target);
 }
 
 static JoinOp *join_prev(JoinOp *op)
@@ -421,6 +462,12 @@ void join_fire_all(M *m, JoinOp *op, bool next)
     while (op != NULL) {
         JoinOp *following = op->next;
         PyObject *sel;
+        if (unlikely(who_counts(op->who))) {
+            op->next = NULL;
+            due_later(m, (PyObject *)op);
+            op = following;
+            continue;
+        }
         G *g = who_take(&op->who, (PyObject *)op, &sel);
         op->next = NULL;
         if (g != NULL && !goready(m, g, next && following == NULL)) {
@@ -439,9 +486,63 @@ void join_drop_all(JoinOp *op)
     while (op != NULL) {
         JoinOp *next = op->next;
         op->next = NULL;
+        if (who_counts(op->who)) {
+            join_counted((PyObject *)op);
+        }
         WHO_CLEAR(op->who);
         Py_DECREF(op);
         op = next;
+    }
+}
+
+/* ---- a WaitGroup counts the end of a goroutine with a record in the list of those who wait for it ---- */
+
+int join_count(G *target, PyObject *wg)
+{
+    JoinOp *op = join_alloc(NULL);
+    if (op == NULL) {
+        return -1;
+    }
+    if (sharing()) {
+        compat_share((PyObject *)op);
+    }
+    op->who = (Who){(uintptr_t)Py_NewRef(wg) | WHO_COUNTS};
+    g_lock(target);
+    bool dead = g_state(target) == G_DEAD;
+    if (!dead) {
+        join_link(target, op); /* with our reference */
+    }
+    g_unlock(target);
+    if (dead) {
+        Py_DECREF(op);
+    }
+    return !dead;
+}
+
+void join_counted(PyObject *op)
+{
+    wg_ended(who_object(((JoinOp *)op)->who));
+}
+
+/* The others in its list are garbage as it is, and whoever is left of them when that is cleared is dropped. */
+void join_leaked(G *target)
+{
+    for (;;) {
+        JoinOp *found = NULL;
+        g_lock(target);
+        for (JoinOp *op = target->waiters; op != NULL && found == NULL;) {
+            found = who_counts(op->who) ? op : NULL;
+            op = op->next != target->waiters ? op->next : NULL;
+        }
+        if (found != NULL) {
+            join_unlink(target, found, JOIN_DONE);
+        }
+        g_unlock(target);
+        if (found == NULL) {
+            return;
+        }
+        join_counted((PyObject *)found);
+        Py_DECREF(found);
     }
 }
 
@@ -493,7 +594,7 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     M *m = tls_m;
     *result = NULL;
     JoinOp *prev = atomic_load_explicit(&op->prev, memory_order_acquire);
-    G *g = op_begin(m, self, prev == JOIN_DONE ? OP_DONE : OP_NEW);
+    G *g = op_begin(m, self, prev == JOIN_DONE || op->target == NULL ? OP_DONE : OP_NEW);
     if (g == NULL) {
         return PYGEN_ERROR;
     }
@@ -605,14 +706,10 @@ static int join_clear(PyObject *self)
 
 static void join_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
+    compat_untrack(self);
     Py_TRASHCAN_BEGIN(self, join_dealloc);
     join_clear(self);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_JOIN, self)) {
-        PyObject_GC_Del(self);
-    }
+    object_free(tls_m, FREE_JOIN, self);
     Py_TRASHCAN_END
 }
 
@@ -621,7 +718,7 @@ static PyObject *join_repr(PyObject *self)
     return PyUnicode_FromFormat("<await of %R>", ((JoinOp *)self)->target);
 }
 
-static PyAsyncMethods join_async = {.am_await = PyObject_SelfIter, .am_send = join_send};
+static PyAsyncMethods join_async = {.am_send = join_send};
 
 PyTypeObject JoinOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.JoinOp",
@@ -634,7 +731,5 @@ PyTypeObject JoinOp_Type = {
     .tp_clear = join_clear,
     .tp_repr = join_repr,
     .tp_as_async = &join_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = join_methods,
 };

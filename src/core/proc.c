@@ -40,10 +40,10 @@
  *   too, whether it spun or not. (In Go only spinning Ms do, and a flag `needspinning` makes up for it.)
  *   An M that finds work while it spins starts another in its place, because submitters relied on it to
  *   go on looking; so all Ps get busy as long as there is work. */
-#include "runtime.h"
+#include "net.h"
+#include "trace.h"
 
 #include <sys/prctl.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 Sched sched;
@@ -97,7 +97,10 @@ void drop_now(M *m)
         *d = (Drops){0};
         for (size_t i = 0; i < batch.n; i++) { /* timers in the order in which they were due */
             PyObject *op = (PyObject *)(batch.items[i] & ~(uintptr_t)1);
-            if (batch.items[i] & 1) {
+            if ((batch.items[i] & 1) && Py_IS_TYPE(op, &JoinOp_Type)) {
+                join_counted(op);
+            }
+            else if (batch.items[i] & 1) {
                 timer_due(op);
             }
             Py_DECREF(op);
@@ -174,6 +177,7 @@ bool p_enter_slow(M *m)
         }
         if (owner != p_owner(m, P_STOPPED_U)) {
             m->p = NULL;
+            trace_back(m);
             atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
             break;
         }
@@ -236,6 +240,16 @@ static void idle_m_add(M *m) /* sched.lock */
     sched.nmidle++;
 }
 
+/* It has been taken off the idle list: let it go on. It may be gone when this returns. */
+static void m_wake(M *m)
+{
+    bool polls = m->polls;
+    note_wake(&m->note);
+    if (polls) {
+        netpoll_break();
+    }
+}
+
 /* The one that slept least, but not the one that watches the timers, unless no P is left idle for which it
  * could do so. */
 static M *idle_m_get(void) /* sched.lock */
@@ -263,7 +277,6 @@ M *m_new(void)
 void m_set_thread(M *m)
 {
     pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
-    m->tid = (int)syscall(SYS_gettid);
 }
 
 bool m_init(M *m, PyThreadState *ts)
@@ -283,18 +296,23 @@ bool m_init(M *m, PyThreadState *ts)
 void m_fini(M *m)
 {
     drop_now(m);
-    free_lists_clear(m);
-    Py_CLEAR(m->stop);
+    Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
         PyContext_Exit(m->context);
         Py_CLEAR(m->context);
     }
+    free_lists_clear(m); /* last: what these let go of comes to them */
     tls_m = NULL;
+    lock(&sched.lock);
+    m->ts = NULL;
+    unlock(&sched.lock);
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
     PyMem_RawFree(m->drops.items);
     m->drops = (Drops){0};
+    PyMem_RawFree(m->scratch);
+    m->scratch = NULL;
 }
 
 void m_unlink(M *m)
@@ -306,6 +324,12 @@ void m_unlink(M *m)
     *at = m->all_next;
 }
 
+void m_free(M *m)
+{
+    preempt_forget(m); /* sysmon may have asked a moment too late */
+    PyMem_RawFree(m);
+}
+
 void reap_dead_ms(void)
 {
     lock(&sched.lock);
@@ -314,10 +338,10 @@ void reap_dead_ms(void)
     unlock(&sched.lock);
     while (m != NULL) {
         M *next = m->all_next;
-        if (atomic_load(&m->plain) != PLAIN_ORPHAN) { /* that has been detached */
+        if (atomic_load(&m->user) != USER_ORPHAN) { /* that has been detached */
             pthread_join(m->thread, NULL);
         }
-        PyMem_RawFree(m);
+        m_free(m);
         m = next;
     }
 }
@@ -393,7 +417,7 @@ void start_m(bool spinning)
     }
     unlock(&sched.lock);
     if (asleep) {
-        note_wake(&m->note);
+        m_wake(m);
     }
     else if (m == NULL && spinning) {
         atomic_fetch_sub(&sched.nmspinning, 1);
@@ -429,17 +453,9 @@ void poller_look(int64_t when_ns)
         M *m = sched.poller;
         if (m != NULL) {
             idle_m_remove(m);
-            note_wake(&m->note); /* without a P: it looks again and sleeps again */
+            m_wake(m); /* without a P: it looks again and sleeps again */
         }
         unlock(&sched.lock);
-    }
-}
-
-void wake_m0(void)
-{
-    if (sched.m0->on_idle_list) {
-        idle_m_remove(sched.m0);
-        note_wake(&sched.m0->note);
     }
 }
 
@@ -458,6 +474,19 @@ static void wired_m_remove(M *m) /* sched.lock */
     sched.nmwired--;
 }
 
+void wake_m0(void)
+{
+    M *m0 = sched.m0;
+    if (m0->on_idle_list) {
+        idle_m_remove(m0);
+        m_wake(m0);
+    }
+    else if (m0->on_wired_list) { /* it runs the handlers and sleeps again */
+        wired_m_remove(m0);
+        m_wake(m0);
+    }
+}
+
 void wake_all_ms(void)
 {
     while (sched.wired_ms != NULL) {
@@ -468,16 +497,17 @@ void wake_all_ms(void)
     while (sched.idle_ms != NULL) {
         M *m = sched.idle_ms;
         idle_m_remove(m);
-        note_wake(&m->note);
+        m_wake(m);
     }
 }
 
-/* sched.lock: all Ms sleep, nothing is queued and no timer runs. Not whether there is a poller: its timer may have
+/* sched.lock: all Ms sleep, nothing is queued, no timer runs and nobody waits for a descriptor. Not whether there is a poller: its timer may have
  * been taken back. */
 bool nobody_works(void)
 {
     return sched.nmidle + sched.nmwired == sched.nm && atomic_load(&sched.runq_size) == 0 &&
-           atomic_load(&sched.m0_slot) == NULL && timers_next() == TIME_NEVER;
+           atomic_load(&sched.m0_slot) == NULL && timers_next() == TIME_NEVER &&
+           atomic_load(&netpoll_waiters) == 0;
 }
 
 /* M0 is about to sleep: run Python's signal handlers and pending calls. They are no goroutine's code, even if one
@@ -493,8 +523,8 @@ static void run_handlers(M *m)
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
 }
 
-/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next
- * timer. Attached, without P. (The network poller will do its blocking wait here.) */
+/* Sleep until somebody hands us a P (then held in P_RUNNING) or, if we are the poller, until the next timer or
+ * until a descriptor is ready. Attached, without P. */
 static void stop_m(M *m)
 {
     if (m == sched.m0) {
@@ -514,32 +544,50 @@ static void stop_m(M *m)
     idle_m_add(m);
     note_clear(&m->note);
     int64_t until = TIME_NEVER;
-    if (sched.poller == NULL && sched.idle_ps != NULL && (until = timers_next()) != TIME_NEVER) {
+    bool poller = false;
+    m->polls = false;
+    if (sched.poller == NULL && sched.idle_ps != NULL) {
+        until = timers_next();
+        m->polls = netpoll_on();
+        poller = until != TIME_NEVER || m->polls;
+    }
+    if (poller) {
         sched.poller = m;
         atomic_store(&sched.poll_until_ns, until);
     }
     bool dead = nobody_works();
     unlock(&sched.lock);
-    if (until != TIME_NEVER) {
+    if (poller) {
         /* Whoever added an earlier timer before it could see poll_until_ns did not wake us. */
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
     }
-    else if (dead) {
+    if (dead && until == TIME_NEVER) {
         until = check_dead();
     }
 
     if (m == sched.m0) {
         int64_t soon = sched.signal_pipe ? TIME_NEVER : nanotime() + SIGNAL_LOOK_NS;
-        int64_t plain = abandon(m);
         until = soon < until ? soon : until;
-        until = plain < until ? plain : until;
+    }
+    if (unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        int64_t again = hurry(m);
+        drop_now(m); /* who waits for those that it has declared dead */
+        until = again < until ? again : until;
     }
 
+    PollEvents events;
     bool woken;
+    events.n = 0;
     Py_BEGIN_ALLOW_THREADS
-    woken = note_sleep(&m->note, until);
+    if (m->polls) {
+        netpoll_wait(&events, &m->note, until);
+        woken = atomic_load_explicit(&m->note.word, memory_order_acquire) != 0;
+    }
+    else {
+        woken = note_sleep(&m->note, until);
+    }
     if (!woken) {
         lock(&sched.lock);
         bool ours = m->on_idle_list;
@@ -556,6 +604,13 @@ static void stop_m(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
+        trace_proc_start(m);
+    }
+    if (events.n > 0) { /* edges come once: they are ours to deliver, whatever else woke us */
+        if (m->p == NULL) {
+            get_idle_p(m);
+        }
+        netpoll_ready(m, &events);
     }
 }
 
@@ -566,9 +621,11 @@ static bool missed_work(void);
 void handoff_p(M *m)
 {
     P *p = m->p;
+    trace_proc_stop(m);
     m->p = NULL;
-    bool timers = atomic_load(&sched.poll_until_ns) == 0 && timers_next() != TIME_NEVER;
-    bool work = timers || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
+    bool watch = atomic_load(&sched.poll_until_ns) == 0 &&
+                 (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
+    bool work = watch || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
     p_idle(p);
     if (work) {
         start_m(false);
@@ -592,7 +649,7 @@ static void sleep_wired(M *m)
     if (main_g != NULL) {
         globrunq_put(main_g); /* this thread is another's now: main goes elsewhere */
     }
-    if (m->nextp != NULL || atomic_load(&sched.exiting) || atomic_load(&m->plain) == PLAIN_ORPHAN) {
+    if (m->nextp != NULL || atomic_load(&sched.exiting) || atomic_load(&m->user) == USER_ORPHAN) {
         unlock(&sched.lock);
         return;
     }
@@ -636,6 +693,7 @@ static bool stop_wired(M *m, G *g)
             m->p = m->nextp;
             m->nextp = NULL;
             if (p_enter(m)) {
+                trace_proc_start(m);
                 return true;
             }
             /* gomaxprocs took it away before we woke up */
@@ -644,7 +702,7 @@ static bool stop_wired(M *m, G *g)
             unlock(&sched.lock);
             wakep();
         }
-        else if (atomic_load(&sched.exiting) || atomic_load(&m->plain) == PLAIN_ORPHAN) {
+        else if (atomic_load(&sched.exiting) || atomic_load(&m->user) == USER_ORPHAN) {
             return false;
         }
     }
@@ -659,6 +717,7 @@ static void hand_to_wired(M *m, G *g)
         globrunq_put(g); /* it leaves, and may be freed; or has been abandoned */
     }
     else {
+        trace_proc_stop(m);
         other->nextp = m->p;
         p_give(m->p, other);
         m->p = NULL;
@@ -668,6 +727,34 @@ static void hand_to_wired(M *m, G *g)
         }
     }
     unlock(&sched.lock);
+}
+
+/* ---- slices ---- */
+
+static void slice_mark(P *p) /* by its owner, in P_RUNNING */
+{
+    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
+                          memory_order_relaxed);
+}
+
+void slice_begin(M *m)
+{
+    m->ops_left = m->ops_step = 0;
+    count_add(&m->p->tick, 1);
+    /* local_get starts the clock when it matters */
+    atomic_store_explicit(&m->p->slice_start_ns, 0, memory_order_relaxed);
+    slice_mark(m->p);
+    p_leave(m);
+}
+
+void slice_end(M *m)
+{
+    if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
+        preempt_forget(m);
+    }
+    if (p_enter(m)) {
+        slice_mark(m->p);
+    }
 }
 
 /* Somebody looks at the frames of `g`, which is on this thread's stack: let him finish. Then it is G_RUNNING;
@@ -696,19 +783,24 @@ static bool resume_wired(G *g)
  * meanwhile, it goes on without, cancelled, so that it unwinds. */
 void park_wired(M *m, G *g)
 {
-    if (p_enter(m)) {
-        slice_mark(m->p);
+    if (!user_leave(m)) {
+        return; /* an orphan: whatever it waits for raises */
     }
+    if (m->stop != NULL) {
+        op_drop_stop_value(m);
+    }
+    slice_end(m);
     uint32_t s = atomic_load(&g->state);
-    bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
-    bool requeue = false, dead = false;
+    bool requeue, yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
+    trace_park(g, yields);
     do {
-        dead = (s & G_STATE) == G_DEAD;
         requeue = yields || (s & G_NOTIFIED);
-    } while (!dead && !atomic_compare_exchange_weak(
-                          &g->state, &s, (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING)));
-    requeue = requeue && !dead;
+    } while (!atomic_compare_exchange_weak(&g->state, &s,
+                                           (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING)));
     if (requeue) {
+        if (!yields) {
+            trace_requeue(g);
+        }
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -719,13 +811,16 @@ void park_wired(M *m, G *g)
     else if (requeue) {
         wakep();
     }
-    bool handed = !dead && stop_wired(m, g);
+    bool handed = stop_wired(m, g);
+    trace_resume(g);
     if (handed) {
         p_leave(m);
     }
     if (!resume_wired(g) || !handed) {
         atomic_fetch_or(&g->state, G_CANCEL);
     }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    atomic_store(&m->user, USER_RUNS);
     if (handed) {
         if (p_enter(m)) {
             slice_begin(m);
@@ -739,9 +834,25 @@ void wait_for_p(M *m, G *g)
     bool wired = m->wired == g;
     m_wire(m, g);
     atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    trace_suspend(g);
     park_wired(m, g);
     if (!wired) {
         m_unwire(m, g);
+    }
+}
+
+void park_stopped(M *m, G *g)
+{
+    if (p_enter(m)) {
+        atomic_fetch_add_explicit(&m->p->npreempt, 1, memory_order_relaxed);
+        p_leave(m);
+        wait_for_p(m, g);
+    }
+    else if (get_idle_p(m)) { /* it has computed without one: now it has one */
+        slice_begin(m);
+    }
+    else {
+        wait_for_p(m, g);
     }
 }
 
@@ -750,6 +861,7 @@ void wait_for_p(M *m, G *g)
 static bool hand_to_other(M *m, G *g)
 {
     bool asleep = false;
+    trace_proc_stop(m);
     lock(&sched.lock);
     M *other = m_take(m->p, g, false, &asleep);
     if (other != NULL) {
@@ -760,12 +872,13 @@ static bool hand_to_other(M *m, G *g)
     }
     unlock(&sched.lock);
     if (asleep) {
-        note_wake(&other->note);
+        m_wake(other);
     }
     if (other != NULL) {
         return true;
     }
     if (p_enter(m)) {
+        trace_proc_start(m);
         return false;
     }
     lock(&sched.lock); /* gomaxprocs took the P away */
@@ -778,7 +891,7 @@ static bool hand_to_other(M *m, G *g)
 static void m_gone(M *m)
 {
     lock(&sched.lock);
-    if (atomic_load(&m->plain) == PLAIN_ORPHAN) {
+    if (atomic_load(&m->user) == USER_ORPHAN) {
         M **at = &sched.orphans;
         while (*at != m) {
             at = &(*at)->all_next;
@@ -799,11 +912,12 @@ static void m_gone(M *m)
                 /* We were the last to be awake: somebody must see whether that is for ever. */
                 if (other->on_idle_list) {
                     idle_m_remove(other);
+                    m_wake(other);
                 }
                 else {
                     wired_m_remove(other);
+                    m_wake(other);
                 }
-                note_wake(&other->note);
             }
         }
     }
@@ -824,6 +938,7 @@ static void *m_main(void *arg)
         run_fail(compat_take_exception());
     }
     p_enter(m);
+    trace_proc_start(m);
     schedule(m);
     if (atomic_load(&sched.forked)) {
         /* The child of os.fork() ran to the end of its goroutine: there is nothing to go back to. */
@@ -839,13 +954,12 @@ static void *m_main(void *arg)
 
 /* ---- making goroutines runnable ---- */
 
-static void ready_queue(M *m, G *g, bool next)
+static void ready_put(M *m, G *g, bool next)
 {
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
-        return;
     }
-    if (m != NULL && m->p != NULL) {
+    else if (m != NULL && m->p != NULL) {
         runq_put(m->p, g, next);
     }
     else {
@@ -853,6 +967,11 @@ static void ready_queue(M *m, G *g, bool next)
         globrunq_put(g);
         unlock(&sched.lock);
     }
+}
+
+static void ready_queue(M *m, G *g, bool next)
+{
+    ready_put(m, g, next);
     if (sched.procs > 1 || m == NULL || m->p == NULL) { /* else we hold the only P there is */
         wakep();
     }
@@ -862,22 +981,27 @@ void start_g(G *g, bool next)
 {
     M *m = tls_m;
     bool have_p = m != NULL && p_enter(m);
+    trace_create(g);
     ready_queue(have_p ? m : NULL, g, next);
     if (have_p) {
         p_leave(m);
     }
 }
 
-/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
-bool goready(M *m, G *g, bool next)
+/* True: it must be queued, by the caller. */
+static bool make_runnable(G *g)
 {
     uint32_t s = atomic_load(&g->state);
+    if (unlikely(compat_is_garbage((PyObject *)g))) {
+        return false; /* woken by a finalizer of its own cycle: the collector ends it, too */
+    }
     for (;;) {
         uint32_t state = s & G_STATE, to;
         if (state == G_WAITING && !(s & G_SCAN)) {
             to = (s & ~(uint32_t)(G_STATE | G_NOTIFIED)) | G_RUNNABLE;
         }
         else if (state == G_RUNNING || state == G_WAITING) {
+            trace_notify(g);
             to = s | G_NOTIFIED;
         }
         else {
@@ -895,10 +1019,30 @@ bool goready(M *m, G *g, bool next)
             if ((to & G_STATE) != G_RUNNABLE) {
                 return false;
             }
-            ready_queue(m, g, next);
+            trace_unblock(g);
             return true;
         }
     }
+}
+
+/* `m` is the calling M with its P, if it has one, in P_RUNNING; NULL from anywhere else. */
+bool goready(M *m, G *g, bool next)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_queue(m, g, next);
+    return true;
+}
+
+/* The same, but waking another M is left to the caller: wakep(). */
+bool goready_quietly(M *m, G *g)
+{
+    if (!make_runnable(g)) {
+        return false;
+    }
+    ready_put(m, g, false);
+    return true;
 }
 
 void ready_from_user(G *g, bool next)
@@ -1036,6 +1180,7 @@ static void park_or_requeue(M *m, G *g)
     uint32_t s = atomic_load(&g->state), to;
     /* Not `yielded`, which may be from a gosched() of code that drove a coroutine by hand. */
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
+    trace_park(g, yields);
     do {
         requeue = yields || (s & G_NOTIFIED);
         to = (s & G_MARKS) | (requeue ? G_RUNNABLE : G_WAITING);
@@ -1051,6 +1196,7 @@ static void park_or_requeue(M *m, G *g)
         wakep();
     }
     else {
+        trace_requeue(g);
         ready_queue(m, g, true);
     }
 }
@@ -1070,22 +1216,6 @@ static void give_way_to_scan(M *m, G *g)
     p_enter(m);
 }
 
-void slice_mark(P *p) /* by its owner, in P_RUNNING */
-{
-    atomic_store_explicit(&p->slices, atomic_load_explicit(&p->slices, memory_order_relaxed) + 1,
-                          memory_order_relaxed);
-}
-
-void slice_begin(M *m)
-{
-    m->ops_left = m->ops_step = 0;
-    count_add(&m->p->tick, 1);
-    /* local_get starts the clock when it matters */
-    atomic_store_explicit(&m->p->slice_start_ns, 0, memory_order_relaxed);
-    slice_mark(m->p);
-    p_leave(m);
-}
-
 /* Run what was put off. It may do anything, block too: sysmon takes the P then as it does from a goroutine.
  * Enters with the P, if any, in P_RUNNING, and leaves so, unless it was taken. */
 static void drop_as_user(M *m)
@@ -1102,11 +1232,18 @@ static void drop_as_user(M *m)
     }
 }
 
-/* The function has returned. False: too late, see abandon() in run.c. */
-static bool plain_end(M *m)
+/* run() did not wait for `g`, and is about to declare it dead, or has. */
+static void orphan_end(M *m, G *g)
 {
-    uint8_t runs = PLAIN_RUNS;
-    return atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_NONE);
+    Py_BEGIN_ALLOW_THREADS
+    while (g_state(g) != G_DEAD) {
+        usleep(50);
+    }
+    Py_END_ALLOW_THREADS
+    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
+    m_unwire(m, g);
+    g_drop_coro(g);
+    Py_DECREF(g);
 }
 
 /* Run `g` (whose reference is ours) for one slice. Enters and leaves with the P, if any, in P_RUNNING. */
@@ -1125,6 +1262,7 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
+    trace_start(g, inherit);
     if (!inherit) {
         slice_begin(m);
     }
@@ -1132,6 +1270,7 @@ static void execute(M *m, G *g, bool inherit)
         slice_mark(m->p);
         p_leave(m);
     }
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
     if (m->drops.n > 0) {
         drop_now(m);
     }
@@ -1143,8 +1282,8 @@ static void execute(M *m, G *g, bool inherit)
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
         m_wire(m, g);
-        atomic_store(&m->plain, PLAIN_RUNS);
     }
+    atomic_store_explicit(&m->user, USER_RUNS, memory_order_release);
     if (unlikely(g == sched.main_g)) {
         g->roam = false;
     }
@@ -1164,14 +1303,13 @@ static void execute(M *m, G *g, bool inherit)
         value = compat_take_exception();
         end = classify(value);
     }
-    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
-    if (unlikely(g->plain) && !plain_end(m)) {
-        Py_XDECREF(value); /* run() did not wait for it, and has declared it dead */
-        m_unwire(m, g);
-        g_drop_coro(g);
-        Py_DECREF(g);
+    uint8_t runs = USER_RUNS;
+    if (unlikely(!atomic_compare_exchange_strong(&m->user, &runs, USER_NONE)) && !user_leave(m)) {
+        Py_XDECREF(value);
+        orphan_end(m, g);
         return;
     }
+    __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     if (unlikely(m->wired == g && end != END_NONE)) {
         m->ends = g->locks > 0 && m != sched.m0;
         m_unwire(m, g);
@@ -1183,17 +1321,13 @@ static void execute(M *m, G *g, bool inherit)
         return; /* schedule() leaves too */
     }
     if (end == END_NONE) {
-        if (p_enter(m)) {
-            slice_mark(m->p);
-        }
+        slice_end(m);
         park_or_requeue(m, g);
         return;
     }
     g_drop_coro(g);
     bool is_main = g == sched.main_g;
-    if (p_enter(m)) {
-        slice_mark(m->p);
-    }
+    slice_end(m);
     g_finish(m, g, end, value);
     /* A reference is dropped when the next goroutine is about to run, in the same turn outside the scheduler. Not
      * if a destructor may come with it, for which that one would have to wait. */
@@ -1349,13 +1483,17 @@ static bool linger(M *m)
 bool get_idle_p(M *m)
 {
     lock(&sched.lock);
-    P *p = atomic_load(&m->plain) == PLAIN_ORPHAN ? NULL : pidle_get();
+    P *p = atomic_load(&m->user) == USER_ORPHAN ? NULL : pidle_get();
     if (p != NULL) {
         p_give(p, m);
     }
     unlock(&sched.lock);
     m->p = p;
-    return p != NULL && p_enter(m);
+    if (p == NULL || !p_enter(m)) {
+        return false;
+    }
+    trace_proc_start(m);
+    return true;
 }
 
 /* The next goroutine to run: Go's findRunnable, step by step. Blocks until there is one; NULL when the
@@ -1405,6 +1543,10 @@ static G *find_runnable(M *m, bool *inherit)
             timers_run(m, p, &now_ns);
         }
 
+        if (unlikely(atomic_load_explicit(&netpoll_due, memory_order_relaxed))) {
+            netpoll_look(m);
+        }
+
         *inherit = false;
         if (atomic_load_explicit(&p->tick, memory_order_relaxed) % GLOBAL_TICK == 0 &&
             atomic_load_explicit(&sched.runq_size, memory_order_relaxed) > 0) {
@@ -1426,7 +1568,11 @@ static G *find_runnable(M *m, bool *inherit)
                 return g;
             }
         }
-        /* The network poller, without blocking, comes here. */
+        if (atomic_load_explicit(&netpoll_waiters, memory_order_relaxed) > 0 &&
+            atomic_load_explicit(&sched.poll_until_ns, memory_order_relaxed) == 0 &&
+            netpoll_look(m) > 0 && (g = local_get(m, inherit)) != NULL) {
+            return g;
+        }
         if (sched.procs > 1) {
             int busy = sched.procs - atomic_load_explicit(&sched.npidle, memory_order_relaxed);
             bool may_spin = HAVE_GIL || m->spinning || 2 * atomic_load(&sched.nmspinning) < busy;
@@ -1459,6 +1605,7 @@ static G *find_runnable(M *m, bool *inherit)
             unlock(&sched.lock);
             return g;
         }
+        trace_proc_stop(m);
         m->p = NULL;
         pidle_put(p);
         unlock(&sched.lock);
@@ -1492,6 +1639,7 @@ static bool give_to_m0(M *m, G *g)
     bool idle = m0->on_idle_list;
     if (idle) { /* it gets our P; we find another or sleep */
         idle_m_remove(m0);
+        trace_proc_stop(m);
         m0->nextp = m->p;
         m0->spinning = false;
         p_give(m->p, m0);
@@ -1499,7 +1647,7 @@ static bool give_to_m0(M *m, G *g)
     }
     unlock(&sched.lock);
     if (idle) {
-        note_wake(&m0->note);
+        m_wake(m0);
     }
     else {
         sysmon_poke();
@@ -1536,7 +1684,8 @@ void schedule(M *m)
         if (unlikely(g->plain && m == sched.m0 && g != sched.main_g) && hand_to_other(m, g)) {
             continue;
         }
-        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam) && give_to_m0(m, g)) {
+        if (unlikely(g == sched.main_g && m != sched.m0 && !g->roam && m->wired != g) &&
+            give_to_m0(m, g)) {
             continue;
         }
         execute(m, g, inherit);
@@ -1544,7 +1693,7 @@ void schedule(M *m)
             atomic_store(&sched.m0_gone, false);
         }
         if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed) ||
-                     atomic_load_explicit(&m->plain, memory_order_relaxed) == PLAIN_ORPHAN)) {
+                     atomic_load_explicit(&m->user, memory_order_relaxed) == USER_ORPHAN)) {
             return;
         }
         if (unlikely(m->ends)) {

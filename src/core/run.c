@@ -5,39 +5,43 @@
  *      Otherwise `draining` is set, so go() refuses, and every other goroutine is cancelled, once: its
  *      finally blocks may still wait for things.
  *      go() puts its goroutine into allgs before it looks at `draining`; we set it before we look into
- *      allgs. So none slips through.
+ *      allgs. So none slips through. On a thread that is no M go() does that, and counts it, under
+ *      sched.lock, where it also sees whether this run, or the next, lets anybody in (g_let_in).
  *   2. The last goroutine ends (some_g_ended). Async generators that are still alive are closed by
  *      goroutines made for that; then `exiting` is set under sched.lock, after which no M is started and
  *      none goes to sleep, and all that sleep are woken.
  *   3. Every M leaves schedule(). M0 joins the threads of the others and raises or returns.
- * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned.
+ * If what is left at step 2 sleeps for ever, it is cancelled again, some times over, then abandoned
+ * (rescue). Each time that helped one of them to its end it starts counting anew.
  *
  * An exception that run() must raise instead of main's result (`fatal`) cancels main and so starts step 1:
  * a deadlock, an exception nobody took, thread exhaustion. abort() (a second Ctrl-C) goes to step 3. */
-#include "runtime.h"
+#include "net.h"
+#include "trace.h"
 
 #include <unistd.h>
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 
-static int rescues;
+static int rescues;          /* in vain: since as few were alive as are now */
+static int64_t fewest_alive; /* while they were made */
 
-bool check_forked(void)
+void error_forked(void)
 {
-    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
-        return false;
-    }
     PyErr_SetString(
         PyExc_RuntimeError,
         "this process was forked inside a running gofer runtime, whose threads did not come "
         "along: start processes with spawn or subprocess instead");
-    return true;
 }
 
 static void in_forked_child(void)
 {
+    trace_forked();
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
+        if (tls_m != NULL) {
+            tls_m->ops_left = 0; /* see op_undisturbed */
+        }
     }
 }
 
@@ -106,12 +110,22 @@ void run_fail(PyObject *exc)
 
 /* ---- ending ---- */
 
-static void leave(void)
+/* One step with the count: a thread that is no M may start a goroutine right now. */
+static bool leave_if(bool none_left)
 {
     lock(&sched.lock);
-    atomic_store(&sched.exiting, 1);
-    wake_all_ms();
+    bool ok = !none_left || g_alive_locked() == 0;
+    if (ok) {
+        atomic_store(&sched.exiting, 1);
+        wake_all_ms();
+    }
     unlock(&sched.lock);
+    return ok;
+}
+
+static void leave(void) /* whatever is left */
+{
+    leave_if(false);
 }
 
 static void cancel_all(bool again)
@@ -163,20 +177,95 @@ void some_g_ended(void)
             PyErr_SetString(hooks.Deadlock, "no goroutines (main called goexit) - deadlock!");
             run_fail(compat_take_exception());
         }
-        leave();
+        if (!leave_if(true)) {
+            atomic_store(&sched.ending, 0);
+        }
     }
 }
 
-/* ---- plain goroutines that do not come back ---- */
+/* ---- goroutines that do not come back ---- */
 
-#define GRACE_NS 100000000LL /* how long a plain function may take to notice that main has ended */
+/* A goroutine in user code hears of its cancellation at its next operation, which may never come. So, when main
+ * has ended and some time has passed, the exception is raised in its thread, at the next bytecode boundary. One that
+ * does not reach one either sits in foreign code: run() returns without it (not if it is on M0, which is
+ * the thread of run()), and its thread ends when it comes back. */
 
-static int64_t drain_since_ns;
+#define GRACE_NS 100000000LL
 
-/* It runs a plain function, and not in block(), from which it has been cancelled. */
-static bool is_stuck(M *m) /* sched.lock */
+static _Atomic int64_t drain_since_ns;
+static _Atomic bool hurrying;
+
+bool user_leave(M *m)
 {
-    return atomic_load(&m->plain) == PLAIN_RUNS && !m->on_wired_list && m->nextp == NULL;
+    for (;;) {
+        uint8_t was = USER_RUNS;
+        if (atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            return true;
+        }
+        if (was == USER_ORPHAN) {
+            return false;
+        }
+        if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
+            PyThreadState_SetAsyncExc(m->ident, NULL);  /* not raised yet: take it back ... */
+            atomic_fetch_or(&m->curg->state, G_CANCEL); /* ... and be cancelled as usual */
+            return true;
+        }
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50); /* USER_TELLING */
+        Py_END_ALLOW_THREADS
+    }
+}
+
+/* interrupted(): the exception is being raised in this thread. */
+static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    uint8_t told = USER_TOLD;
+    while (m != NULL && !atomic_compare_exchange_strong(&m->user, &told, USER_RUNS) &&
+           told == USER_TELLING) {
+        told = USER_TOLD;
+        Py_BEGIN_ALLOW_THREADS
+        usleep(50);
+        Py_END_ALLOW_THREADS
+    }
+    Py_RETURN_NONE;
+}
+
+/* Of an M in USER_TELLING, which therefore stays in user code: raise Cancelled there. Not if its goroutine has
+ * heard of it and cleans up, unless `force`. */
+static void tell(M *m, bool force)
+{
+    bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
+    if (!heard || force) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Interrupted);
+    }
+    atomic_store(&m->user, heard && !force ? USER_RUNS : USER_TOLD);
+}
+
+static void tell_all(int64_t now, bool force)
+{
+    for (M *m = sched.m0; m != NULL;) {
+        lock(&sched.lock);
+        /* Nobody adds Ms to the list that run anything but cleaning up, so from the start is soon enough. */
+        for (m = force ? sched.allm : sched.m0; m != NULL;
+             m = m == sched.m0 ? sched.allm : m->all_next) {
+            uint8_t runs = USER_RUNS;
+            if (m->told_ns < now && atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
+                m->told_ns = now;
+                break;
+            }
+        }
+        unlock(&sched.lock);
+        if (m != NULL) {
+            tell(m, force);
+        }
+    }
+}
+
+/* It has been told, and does not get to a bytecode boundary. */
+static bool is_stuck(M *m, int64_t now) /* sched.lock */
+{
+    return atomic_load(&m->user) == USER_TOLD && now - m->told_ns >= GRACE_NS;
 }
 
 /* Take its P, if it has one. False: it is in the scheduler just now. */
@@ -199,8 +288,8 @@ static bool take_p(M *m, P **taken) /* sched.lock */
  * it comes back just now. */
 static G *orphan(M *m, P **p) /* sched.lock */
 {
-    uint8_t runs = PLAIN_RUNS;
-    if (!take_p(m, p) || !atomic_compare_exchange_strong(&m->plain, &runs, PLAIN_ORPHAN)) {
+    uint8_t told = USER_TOLD;
+    if (!take_p(m, p) || !atomic_compare_exchange_strong(&m->user, &told, USER_ORPHAN)) {
         return NULL;
     }
     m_unlink(m);
@@ -209,40 +298,30 @@ static G *orphan(M *m, P **p) /* sched.lock */
     sched.nm--;
     g_count_fold(m);
     pthread_detach(m->thread);
-    G *g = (G *)Py_NewRef((PyObject *)m->wired); /* its thread holds one until it returns */
+    G *g =
+        (G *)Py_NewRef((PyObject *)m->curg); /* which it keeps until that is dead: see orphan_end */
     atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
     return g;
 }
 
-/* Main has ended, and M0 has nothing to do. If all that is left are plain functions that have been running since,
- * or the rest waits for something that never comes, leave without them: their threads end when they return. */
-int64_t abandon(M *m0)
+/* If all that is left is stuck, or the rest waits for something that never comes, leave without the stuck ones. */
+static void orphan_all(M *by, int64_t now)
 {
-    if (!atomic_load(&sched.draining) || atomic_load(&sched.exiting)) {
-        return TIME_NEVER;
-    }
-    int64_t now = nanotime();
-    if (drain_since_ns == 0) {
-        drain_since_ns = now;
-    }
-    if (now < drain_since_ns + GRACE_NS) {
-        return drain_since_ns + GRACE_NS;
-    }
     int32_t stuck = 0;
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        stuck += is_stuck(m);
+        stuck += is_stuck(m, now);
     }
     bool rest_sleeps = sched.nmidle + sched.nmwired + stuck == sched.nm &&
                        atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
     unlock(&sched.lock);
     if (stuck == 0 || (g_alive() > stuck && !rest_sleeps)) {
-        return now + GRACE_NS;
+        return;
     }
     PyObject *cancelled = PyObject_CallNoArgs(hooks.Cancelled);
     if (cancelled == NULL) {
         run_fail(compat_take_exception());
-        return now + GRACE_NS;
+        return;
     }
     for (;;) {
         G *g = NULL;
@@ -250,7 +329,7 @@ int64_t abandon(M *m0)
         lock(&sched.lock);
         for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
             next = m->all_next;
-            g = is_stuck(m) ? orphan(m, &p) : NULL;
+            g = is_stuck(m, now) ? orphan(m, &p) : NULL;
         }
         unlock(&sched.lock);
         if (p != NULL && !runq_empty(p)) {
@@ -259,12 +338,32 @@ int64_t abandon(M *m0)
         if (g == NULL) {
             break;
         }
-        g_abandon(m0, g, Py_NewRef(cancelled));
+        g_abandon(by, g, Py_NewRef(cancelled));
         Py_DECREF(g);
     }
     Py_DECREF(cancelled);
     some_g_ended();
-    return now; /* if some are left, see what they do */
+}
+
+/* Main has ended, and `m` has nothing to do. */
+int64_t hurry(M *m)
+{
+    if (atomic_load(&sched.exiting)) {
+        return TIME_NEVER;
+    }
+    int64_t now = nanotime(), since = 0;
+    if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
+        since = now;
+    }
+    if (now < since + GRACE_NS) {
+        return since + GRACE_NS;
+    }
+    if (!atomic_exchange(&hurrying, true)) {
+        tell_all(now, false);
+        orphan_all(m, now);
+        atomic_store(&hurrying, false);
+    }
+    return now + GRACE_NS;
 }
 
 /* goroutines(): all that are alive. */
@@ -293,6 +392,39 @@ static bool all_asleep(void)
     return asleep && !atomic_load(&sched.exiting);
 }
 
+/* Clean-up code waits for something that will never come: cancel it again. After some times in vain it may be a
+ * lock whose holder is gone, for which a cancelled Cond.wait() waits whatever comes: see inherit() in sema.c. */
+static void rescue(bool draining)
+{
+    int64_t alive = g_alive();
+    if (alive < fewest_alive) {
+        fewest_alive = alive;
+        rescues = 0;
+    }
+    if (rescues++ >= RESCUES) {
+        PyErr_Format(PyExc_RuntimeError,
+                     "%lld goroutines did not end although they were cancelled %d times",
+                     (long long)alive, RESCUES + 1);
+        run_fail(compat_take_exception());
+        atomic_store(&sched.aborted, 1);
+        leave();
+        tell_all(nanotime(), true);
+        return;
+    }
+    if (rescues > RESCUES / 2) {
+        atomic_fetch_add(&sched.orphaned, 1);
+    }
+    if (draining) {
+        cancel_all(true);
+        return;
+    }
+    G *main_g = main_goroutine();
+    if (main_g != NULL) {
+        g_cancel(main_g, NULL);
+        Py_DECREF(main_g);
+    }
+}
+
 /* Every goroutine sleeps and no timer will wake one. Only a thread that is none of ours could; if there is
  * one, look again in a while. Called by the last M to go idle, which is already on the idle list. */
 int64_t check_dead(void)
@@ -312,23 +444,7 @@ int64_t check_dead(void)
     }
     bool draining = atomic_load(&sched.draining);
     if (draining || atomic_load(&sched.fatal) != NULL) {
-        /* Clean-up code that waits for something that will never come. */
-        G *main_g = main_goroutine();
-        if (rescues++ >= RESCUES) {
-            PyErr_Format(PyExc_RuntimeError,
-                         "%lld goroutines did not end although they were cancelled %d times",
-                         (long long)g_alive(), RESCUES + 1);
-            run_fail(compat_take_exception());
-            atomic_store(&sched.aborted, 1);
-            leave();
-        }
-        else if (draining) {
-            cancel_all(true);
-        }
-        else if (main_g != NULL) {
-            g_cancel(main_g, NULL);
-        }
-        Py_XDECREF(main_g);
+        rescue(draining);
         return TIME_NEVER;
     }
     PyObject *list = core_goroutines(NULL, NULL);
@@ -345,7 +461,7 @@ int64_t check_dead(void)
 /* ---- what an aborted run leaves behind ---- */
 
 /* `g` is in our hands, but a foreign thread may look at its frames. */
-static void await_scan(G *g)
+static bool await_scan(G *g)
 {
     uint32_t s = atomic_fetch_or(&g->state, G_NOTIFIED) | G_NOTIFIED; /* see give_way_to_scan */
     do {
@@ -355,7 +471,11 @@ static void await_scan(G *g)
             Py_END_ALLOW_THREADS
             s = atomic_load(&g->state);
         }
+        if ((s & G_STATE) != G_RUNNABLE) {
+            return false;
+        }
     } while (!atomic_compare_exchange_strong(&g->state, &s, (s & G_MARKS) | G_RUNNING));
+    return true;
 }
 
 static void close_g(M *m,
@@ -372,6 +492,17 @@ static void close_g(M *m,
     Py_DECREF(g);
 }
 
+/* From a run queue; eats the reference. One that is wired its thread ends, which goes on without a P. */
+static void bury(M *m, G *g)
+{
+    if (atomic_load(&g->wired) == NULL && await_scan(g)) {
+        close_g(m, g);
+    }
+    else {
+        Py_DECREF(g);
+    }
+}
+
 /* Only goroutines of Ms that are stuck in user code are spared: they are G_RUNNING. */
 static void bury_the_rest(M *m)
 {
@@ -381,8 +512,7 @@ static void bury_the_rest(M *m)
         for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
             bool inherit;
             for (G *g; (g = runq_get(sched.allp[i], &inherit)) != NULL; found = true) {
-                await_scan(g);
-                close_g(m, g);
+                bury(m, g);
             }
         }
         for (;;) {
@@ -393,8 +523,7 @@ static void bury_the_rest(M *m)
             if (g == NULL) {
                 break;
             }
-            await_scan(g);
-            close_g(m, g);
+            bury(m, g);
             found = true;
         }
         Py_ssize_t n;
@@ -402,8 +531,10 @@ static void bury_the_rest(M *m)
         for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
             uint32_t s = atomic_load(&all[i]->state);
             bool waits = (s & G_STATE) == G_WAITING && all[i]->wired == NULL;
-            found |= waits; /* if not now, then next time round */
-            if (waits && (s & G_SCAN)) {
+            bool comes = (s & G_STATE) == G_RUNNABLE &&
+                         all[i]->wired == NULL; /* a foreign thread is about to queue it */
+            found |= waits || comes;            /* if not now, then next time round */
+            if (comes || (waits && (s & G_SCAN))) {
                 Py_BEGIN_ALLOW_THREADS /* whoever looks at it may have to collect garbage */
                 usleep(50);
                 Py_END_ALLOW_THREADS
@@ -426,6 +557,7 @@ static bool join_ms(int64_t patience_ns)
 {
     int64_t until = patience_ns == TIME_NEVER ? TIME_NEVER : nanotime() + patience_ns;
     sysmon_stop();
+    preempt_stop();
     for (;;) {
         lock(&sched.lock);
         bool alone = sched.nm <= 1;
@@ -450,7 +582,7 @@ static bool join_ms(int64_t patience_ns)
         sched.allm = m->all_next;
         g_count_fold(m);
         unlock(&sched.lock);
-        PyMem_RawFree(m);
+        m_free(m);
     }
     return true;
 }
@@ -460,6 +592,7 @@ static void reset_sched(M *m0)
     lock(
         &sched
              .lock); /* a foreign thread may still be on its way out of a wake-up for the last run */
+    sched.run++;
     sched.m0 = m0;
     sched.nm = 1;
     sched.nmidle = 0;
@@ -469,7 +602,7 @@ static void reset_sched(M *m0)
     sched.poller = NULL;
     atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
-    atomic_store(&sched.next_id, 1);
+    atomic_store(&sched.next_id, 2);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
@@ -480,7 +613,8 @@ static void reset_sched(M *m0)
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
     rescues = 0;
-    drain_since_ns = 0;
+    fewest_alive = INT64_MAX;
+    atomic_store(&drain_since_ns, 0);
     unlock(&sched.lock);
 }
 
@@ -525,7 +659,7 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     lock(&sched.lock);
     sched.m0 = NULL;
     unlock(&sched.lock);
-    PyMem_RawFree(m);
+    m_free(m);
     atomic_store(&sched.running,
                  RUN_STARTING); /* block() looks at this when it is on the list ... */
     block_interrupt_all();      /* ... and the next run's shall not be hit */
@@ -578,6 +712,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
     if (g != NULL) {
         g->plain = PyTuple_CheckExact(coro);
+        g_let_in_main(g);
     }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
@@ -605,6 +740,8 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         goto done;
     }
     sched.main_g = g;
+    trace_run_begin(m);
+    trace_create(g);
     /* Not start_g(): there is no need for a second M before main has started anything. */
     runq_put(m->p, g, true);
     atomic_store(&sched.running, RUN_ON);
@@ -638,8 +775,10 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
         timers_discard(sched.allp[i]); /* of operations that somebody began by hand */
     }
+    netpoll_stop();
     Py_DECREF(g);
     drop_now(m);
+    trace_run_end(m);
     if (pending != NULL) {
         compat_raise(pending);
     }
@@ -719,8 +858,13 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(tls_m, Py_NewRef(coro), NULL, 0, true);
+    G *g = g_new(own_m(), Py_NewRef(coro), NULL, 0, true);
     if (g == NULL) {
+        return NULL;
+    }
+    if (!g_let_in(g)) {
+        g_discard(g);
+        PyErr_SetString(PyExc_RuntimeError, "the runtime has ended");
         return NULL;
     }
     start_g(g, true);
@@ -790,10 +934,15 @@ static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         return NULL;
     }
     M *m = tls_m;
-    if (g->blocking++ == 0 && p_enter(m)) {
-        slice_mark(m->p);
-        atomic_store(&m->in_syscall, SYSCALL_SAID);
-        handoff_p(m);
+    if (check_forked()) {
+        return NULL;
+    }
+    if (g->blocking++ == 0) {
+        slice_end(m);
+        if (m->p != NULL) {
+            atomic_store(&m->in_syscall, SYSCALL_SAID);
+            handoff_p(m);
+        }
     }
     Py_RETURN_NONE;
 }
@@ -811,7 +960,8 @@ static PyObject *core_exit_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSE
         PyErr_SetString(PyExc_RuntimeError, "the block of blocking() has been left already");
         return NULL;
     }
-    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->plain) == PLAIN_ORPHAN) {
+    if (--g->blocking > 0 || m->p != NULL || atomic_load(&m->user) == USER_ORPHAN ||
+        atomic_load(&sched.forked)) {
         Py_RETURN_NONE;
     }
     atomic_store(&m->in_syscall, SYSCALL_NONE);
@@ -833,6 +983,12 @@ static PyObject *core_set_sysmon(PyObject *Py_UNUSED(mod), PyObject *us)
         return NULL;
     }
     return PyLong_FromLongLong(atomic_exchange(&sysmon_fixed_ns, n * 1000) / 1000);
+}
+
+static PyObject *core_set_async_preempt(PyObject *Py_UNUSED(mod), PyObject *on)
+{
+    atomic_store(&preempt_off, on != Py_True);
+    Py_RETURN_NONE;
 }
 
 static int orphans(void) /* sched.lock */
@@ -931,26 +1087,36 @@ static PyObject *core_call_on_main_thread(PyObject *Py_UNUSED(mod), PyObject *ar
     Py_RETURN_NONE;
 }
 
+static void count_live(M *m, int64_t n[LIVE_KINDS])
+{
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        n[i] += atomic_load(&m->live[i]);
+    }
+    for (int kind = 0; kind < FREE_KINDS; kind++) {
+        n[kind == FREE_G ? LIVE_G : LIVE_OP] -=
+            atomic_load(&m->free[kind].count) + (atomic_load(&m->free[kind].spare) != NULL);
+    }
+}
+
 /* Live objects and queue lengths, for tests. */
 static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    int64_t n[LIVE_KINDS];
+    int64_t n[LIVE_KINDS] = {atomic_load(&live_rest[LIVE_G]), atomic_load(&live_rest[LIVE_OP])};
     lock(&sched.lock);
-    for (int i = 0; i < LIVE_KINDS; i++) {
-        n[i] = atomic_load(&live_rest[i]);
-        for (M *m = sched.allm; m != NULL; m = m->all_next) {
-            n[i] += atomic_load(&m->live[i]);
-        }
-        for (M *m = sched.orphans; m != NULL; m = m->all_next) {
-            n[i] += atomic_load(&m->live[i]);
-        }
-        if (sched.m0 != NULL) {
-            n[i] += atomic_load(&sched.m0->live[i]);
-        }
+    for (M *m = sched.allm; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        count_live(m, n);
+    }
+    if (sched.m0 != NULL) {
+        count_live(sched.m0, n);
     }
     int threads = atomic_load(&sched.running) ? sched.nm : 0, idle = sched.nmidle;
+    int helpers =
+        1 + preempt_threads() + (atomic_load(&sched.draining) ? orphans() : 0); /* 1: sysmon */
     unlock(&sched.lock);
-    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0;
+    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         ticks += (uint64_t)atomic_load_explicit(&p->tick, memory_order_relaxed);
@@ -959,15 +1125,19 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         lock(&p->timers_lock);
         timers += p->ntimers;
         handoffs += atomic_load(&p->nhandoff);
+        preempts += atomic_load(&p->npreempt);
         unlock(&p->timers_lock);
     }
-    return Py_BuildValue("{sLsLsKsKsKsKsKsisisisi}", "goroutines", (long long)n[LIVE_G],
-                         "operations", (long long)n[LIVE_OP], "timers", (unsigned long long)timers,
-                         "ticks", (unsigned long long)ticks, "steals", (unsigned long long)steals,
-                         "spills", (unsigned long long)spills, "handoffs",
-                         (unsigned long long)handoffs, "threads", threads, "idle_threads", idle,
-                         "global_queue", (int)atomic_load(&sched.runq_size), "ring_size",
-                         (int)RING_SIZE);
+    return Py_BuildValue(
+        "{sLsLsLsisKsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+        (long long)n[LIVE_OP], "connections", (long long)n[LIVE_CONN], "io_waiters",
+        (int)atomic_load(&netpoll_waiters), "polls", (unsigned long long)netpoll_polls(), "timers",
+        (unsigned long long)timers, "ticks", (unsigned long long)ticks, "steals",
+        (unsigned long long)steals, "spills", (unsigned long long)spills, "handoffs",
+        (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
+        "stopped_threads", (int)atomic_load(&preempt_stopped), "helper_threads", helpers, "threads",
+        threads, "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
+        "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {
@@ -987,6 +1157,8 @@ PyMethodDef run_methods[] = {
     {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
     {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
     {"set_sysmon", core_set_sysmon, METH_O, NULL},
+    {"set_async_preempt", core_set_async_preempt, METH_O, NULL},
+    {"interrupted", core_interrupted, METH_NOARGS, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},

@@ -7,7 +7,7 @@
  *   tail  stored with release by the owner: publishes the slot.
  *   head  CAS with release by whoever takes: the owner's acquire load of head before it reuses a slot
  *         then comes after the taker has read it. */
-#include "runtime.h"
+#include "trace.h"
 
 static bool runq_spill(P *p, G *g, uint32_t head, uint32_t tail)
 {
@@ -152,6 +152,7 @@ G *runq_steal(P *p, P *victim, bool take_next)
         atomic_store_explicit(&p->tail, tail + n, memory_order_release);
     }
     count_add(&p->nsteal, (int)n + 1);
+    trace_steal(victim, n + 1);
     return g;
 }
 

@@ -28,6 +28,7 @@
 
 #define likely(x)   __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
+#define SLOW        __attribute__((noinline)) /* keeps its registers out of the fast path */
 
 #ifdef GOFER_TINY /* edges are common in tests: see meson option `tiny` */
 enum { RING_SIZE = 4, FREE_MAX = 4, ID_BLOCK = 4 };
@@ -47,16 +48,19 @@ enum {
     MAX_PROCS = 4096,
     DEFAULT_MAX_THREADS = 10000,
 };
-#define CACHE_PAIR       128        /* two lines: processors fetch the neighbour along */
-#define SLICE_NS         10000000LL /* 10 ms */
-#define SIGNAL_LOOK_NS   100000000LL
-#define SYSMON_MIN_NS    20000LL   /* how often sysmon looks, when things move */
-#define SYSMON_MAX_NS    5000000LL /* ... and when they do not */
-#define LINGER_NS        50000LL   /* for these see linger() in proc.c */
-#define LOOT_MIN         32
-#define LOOT_PATIENCE_NS 10000LL
-#define NS_PER_S         1000000000LL
-#define TIME_NEVER       INT64_MAX
+#define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
+#define SLICE_NS       10000000LL /* 10 ms */
+#define SIGNAL_LOOK_NS 100000000LL
+#define SYSMON_MIN_NS  20000LL   /* how often sysmon looks, when things move */
+#define SYSMON_MAX_NS  2000000LL /* ... and when they do not */
+#define PREEMPT_LEAD_NS \
+    (HAVE_GIL ? 5000000LL : 0)          /* we get the GIL so late, see sys.setswitchinterval */
+#define PREEMPT_PATIENCE_NS 100000000LL /* for a goroutine to stop */
+#define LINGER_NS           50000LL     /* for these see linger() in proc.c */
+#define LOOT_MIN            32
+#define LOOT_PATIENCE_NS    10000LL
+#define NS_PER_S            1000000000LL
+#define TIME_NEVER          INT64_MAX
 
 typedef struct G G;
 typedef struct M M;
@@ -95,11 +99,12 @@ typedef struct {
 void spin_wait(
     int *tries); /* between two tries to get something that is held for an instant only */
 
+void spin_lock_slow(SpinLock *l);
+
 static inline void spin_lock(SpinLock *l)
 {
-    int tries = 0;
-    while (atomic_exchange_explicit(&l->held, 1, memory_order_acquire)) {
-        spin_wait(&tries);
+    if (unlikely(atomic_exchange_explicit(&l->held, 1, memory_order_acquire))) {
+        spin_lock_slow(l);
     }
 }
 
@@ -155,7 +160,8 @@ static inline int64_t coarse_nanotime(void)
     return ts.tv_sec * NS_PER_S + ts.tv_nsec;
 }
 
-static inline int64_t clock_ns(clockid_t clock) /* 0: it is gone */
+/* Of any clock, such as a thread's CPU clock; 0 if it is gone. */
+static inline int64_t clock_ns(clockid_t clock)
 {
     struct timespec ts;
     return clock_gettime(clock, &ts) == 0 ? ts.tv_sec * NS_PER_S + ts.tv_nsec : 0;
@@ -199,7 +205,11 @@ typedef enum {
     WAIT_GROUP,
     WAIT_COND,
     WAIT_SEMA,
+    WAIT_IO,
+    WAIT_FUTURE,
 } WaitReason;
+
+const char *wait_reason_text(unsigned why); /* NULL: there are not that many */
 
 /* How a dead G ended. */
 typedef enum { END_NONE, END_RESULT, END_ERROR, END_CANCELLED, END_GOEXIT, END_LEAKED } GEnd;
@@ -227,14 +237,16 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block() */
+        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
+    uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
     uint16_t blocking;     /* nested blocking() */
     bool late;             /* cleans up after others: not cancelled when main ends */
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
+    _Atomic uint32_t traced; /* the trace period in which it was last described */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -270,14 +282,15 @@ static inline uint32_t g_state(G *g)
 
 typedef struct { /* memory of dead objects, chained through their first bytes after the head */
     PyObject *head;
-    int count;
+    _Atomic int64_t count;     /* the M's own, as the next; counters() looks */
+    _Atomic(PyObject *) spare; /* owned, or NULL: see spare_put */
 } FreeList;
 
-enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_KINDS };
-enum { LIVE_G, LIVE_OP, LIVE_KINDS };
+enum { FREE_G, FREE_JOIN, FREE_SLEEP, FREE_CHAN, FREE_SYNC, FREE_IO, FREE_KINDS };
+enum { LIVE_G, LIVE_OP, LIVE_CONN, LIVE_KINDS };
 
-/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1,
- * owners of timers that are due (see timer_due). */
+/* What is put off until no lock is held and the P is in P_USER: references to drop and, tagged with 1, owners of
+ * timers that are due (see timer_due) and records that count (see join_count). */
 typedef struct {
     uintptr_t *items;
     size_t n, cap;
@@ -286,8 +299,16 @@ typedef struct {
 /* SYSCALL_SAID: it is in blocking(). SYSCALL_SEEN: its thread did not run when somebody looked. */
 enum { SYSCALL_NONE, SYSCALL_SEEN, SYSCALL_SAID };
 
-/* PLAIN_ORPHAN: run() has returned, or is about to, without waiting for the function. */
-enum { PLAIN_NONE, PLAIN_RUNS, PLAIN_ORPHAN };
+/* Whether the goroutine of an M shall be stopped (preempt.c).
+ *   PREEMPT_LOST    when it computes: it does so without a P, or may after a blocking call
+ *   PREEMPT_FAILED  could not be, so far; it will be tried again */
+enum { PREEMPT_NONE, PREEMPT_LOST, PREEMPT_ASKED, PREEMPT_FAILED };
+
+/* Whether an M is in user code, for those who want to end it: see hurry() in run.c.
+ *   USER_TELLING  somebody is about to have Cancelled raised in it
+ *   USER_TOLD     that has been done; it is raised when the thread is at a bytecode boundary
+ *   USER_ORPHAN   run() has returned, or is about to, without waiting for it */
+enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 
 struct M {
     int id;
@@ -297,7 +318,8 @@ struct M {
     bool on_wired_list;         /* sched.lock: sleeps until its wired goroutine may run */
     bool ends;                  /* its goroutine ended in lock_os_thread(): so does the thread */
     _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
-    _Atomic uint8_t plain;      /* whether it runs a plain function: one of PLAIN_... */
+    _Atomic uint8_t user;       /* one of USER_... */
+    _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;             /* curg got its slice from the G that readied it */
     uint64_t id_next, id_end;   /* block of goroutine ids */
     uint32_t rng;
@@ -310,22 +332,25 @@ struct M {
     G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
     PyObject
         *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
-    PyThreadState *ts;
+    PyThreadState *ts;   /* sched.lock to clear */
     unsigned long ident; /* m0: as threading knows it */
     PyObject *context;   /* an empty Context, always entered on this thread */
     PyObject *stop;      /* a StopIteration to use again and again: see op_iternext */
     Note note;
+    bool polls;               /* sched.lock to write: it sleeps in the poller, not on the note */
+    char *scratch;            /* conn.c reads into it: SCRATCH bytes, or NULL */
     M *idle_prev, *idle_next; /* sched.lock */
     M *all_next;
     FreeList free[FREE_KINDS];
-    _Atomic int64_t live[LIVE_KINDS];
-    _Atomic int64_t gbegun, gended; /* goroutines, on this M */
+    _Atomic int64_t live[LIVE_KINDS]; /* see live_add */
+    _Atomic int64_t gbegun, gended;   /* goroutines, on this M */
     Drops drops;
     pthread_t thread;
-    clockid_t cpu_clock; /* of the thread; both are set before it runs anything */
-    int tid;             /* the kernel's number for it */
+    clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
         seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
+    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -368,6 +393,7 @@ struct P {
     _Atomic int64_t nsteal, nspill;
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
+    _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
     P *idle_next;              /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
@@ -401,12 +427,16 @@ typedef struct {
     /* Read by everybody all the time, written hardly ever. */
     _Atomic int32_t procs; /* changes only with the world stopped */
     _Atomic uint32_t stop_world;
+    /* 0: no trace. Else a number that is new for each trace and, while a flight recorder runs, for each period in
+     * which all that do something say once who they are (G.traced, TraceThread.told). */
+    _Atomic uint32_t trace_period;
     _Atomic uint32_t running;  /* one of RUN_... */
     _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
     _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */
     _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
     _Atomic uint32_t exiting;  /* lock to write: Ms leave */
     _Atomic uint32_t aborted;  /* exiting although goroutines are left */
+    _Atomic uint32_t orphaned; /* counts up when locks may be taken from their holders: sema.c */
     _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
     _Atomic int32_t
         thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
@@ -439,6 +469,7 @@ typedef struct {
     M *dead_ms; /* have ended before the run has: sysmon frees them. Linked as allm */
     int32_t nmidle, nm;
     int32_t next_m_id;
+    uint8_t run; /* counts the runs; changes while there is none */
 
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
@@ -465,8 +496,9 @@ static inline bool sharing(void)
 /* What the Python side provides (src/gofer/_hooks.py), looked up when the module is loaded. */
 typedef struct {
     PyObject *Cancelled, *Deadlock, *GoExit, *ChannelClosed, *WouldBlock;
-    PyObject *Selected;      /* the named tuple */
-    PyObject *as_coroutine;  /* (awaitable) -> coroutine that awaits it */
+    PyObject *Closed, *IncompleteRead, *LimitExceeded; /* of net */
+    PyObject *Selected;                                /* the named tuple */
+    PyObject *as_coroutine;                            /* (awaitable) -> coroutine that awaits it */
     PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
     PyObject *attach_thread; /* () -> None: on each new M */
     PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
@@ -478,12 +510,17 @@ typedef struct {
     PyObject
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
+    PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
+    PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
+    PyObject *future_started; /* (future) -> Chan that is closed when it is done */
+    PyObject *call_submitted; /* (executor, fn, args, kwargs) -> (future, such a Chan) */
 } Hooks;
 extern Hooks hooks;
 
-/* Live objects, checked by every test at its end. Each M counts for itself, so that counting costs one
- * plain store; threads that are no M, and Ms that have ended, count in `live_rest`. */
+/* Live objects, checked by every test at its end: those that were allocated, without those on free lists. Each M
+ * counts for itself, so that counting costs one plain store; threads that are no M, and Ms that have ended,
+ * count in `live_rest`. */
 extern _Atomic int64_t live_rest[LIVE_KINDS];
 static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread that writes it */
 {
@@ -491,7 +528,7 @@ static inline void count_add(_Atomic int64_t *own, int n) /* for the one thread 
                           memory_order_relaxed);
 }
 
-static inline void live_add(M *m, int kind, int n)
+static inline void live_add(M *m, int kind, int n) /* allocated or freed */
 {
     if (likely(m != NULL)) {
         count_add(&m->live[kind], n);
@@ -501,23 +538,102 @@ static inline void live_add(M *m, int kind, int n)
     }
 }
 
+/* ---- run.c: in a child forked from a running runtime ---- */
+
+void error_forked(void);
+static inline bool check_forked(void) /* true, with RuntimeError set */
+{
+    if (likely(!atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return false;
+    }
+    error_forked();
+    return true;
+}
+
+/* ---- objects that come and go by the million: G and operations ---------------------------------- */
+
+/* The free lists are the M's and not the P's, since a DECREF may come at any time, with a P or without. */
+void *object_new_slow(M *m, int kind, PyTypeObject *type);
+void object_free_slow(M *m, int kind, PyObject *op);
+void free_lists_clear(M *m);
+
+static inline PyObject **free_link(PyObject *op)
+{
+    return (PyObject **)(op + 1);
+}
+
+/* Of one reference, untracked; what follows the head is anything. `type` is always the same for a `kind`. */
+static inline void *object_new(M *m, int kind, PyTypeObject *type)
+{
+    if (unlikely(m == NULL || m->free[kind].head == NULL)) {
+        return object_new_slow(m, kind, type);
+    }
+    PyObject *op = m->free[kind].head;
+    m->free[kind].head = *free_link(op);
+    count_add(&m->free[kind].count, -1);
+    compat_revive(op);
+    return op;
+}
+
+static inline void object_free(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL ||
+                 atomic_load_explicit(&m->free[kind].count, memory_order_relaxed) >= FREE_MAX)) {
+        object_free_slow(m, kind, op);
+        return;
+    }
+    *free_link(op) = m->free[kind].head;
+    m->free[kind].head = op;
+    count_add(&m->free[kind].count, 1);
+}
+
+/* An operation that has just been done, in the name of M, usually has but one reference: that of the await, which
+ * drops it in the next instant. The next operation is made soon after. So the M keeps it as it is, tracked, and
+ * saves its end and its rebirth. It must own nothing then. False: drop it as usual. */
+static inline bool spare_put(M *m, int kind, PyObject *op)
+{
+    if (unlikely(!USE_FREE_LISTS || m == NULL || !compat_unique(op) ||
+                 atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) != NULL)) {
+        return false;
+    }
+    compat_set_two(op);
+    atomic_store_explicit(&m->free[kind].spare, op, memory_order_relaxed);
+    return true;
+}
+
+/* One reference, the caller's. NULL: there is none, make a new one. */
+static inline void *spare_take(M *m, int kind)
+{
+    PyObject *op =
+        likely(m != NULL) ? atomic_load_explicit(&m->free[kind].spare, memory_order_relaxed) : NULL;
+    if (likely(op != NULL)) {
+        atomic_store_explicit(&m->free[kind].spare, NULL, memory_order_relaxed);
+        if (unlikely(!compat_unique(op))) {
+            Py_CLEAR(op); /* it is not dropped yet, or gc.get_objects() has found it */
+        }
+    }
+    return op;
+}
+
 /* ---- proc.c ----------------------------------------------------------------------------------- */
 
 void schedule(M *m);                   /* run goroutines until the runtime ends */
 void start_g(G *g, bool next);         /* a new G; eats a reference */
 bool goready(M *m, G *g, bool next);   /* eats the caller's reference if it returns true */
+bool goready_quietly(M *m, G *g);      /* at the tail, and the caller sees to wakep() */
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
 void p_idle(P *p);           /* on the idle list */
 void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);       /* held in P_RUNNING */
-void slice_mark(P *p);
 void slice_begin(
     M *m); /* of the current goroutine, on a P that it did not have; leaves it in P_USER */
+void slice_end(M *m); /* out of user code: the P, if it is still ours, is then in P_RUNNING */
 void park_wired(M *m,
                 G *g); /* the thread sleeps until `g`, its current one, is woken; P in P_USER */
 void wait_for_p(M *m, G *g);       /* `g`, the current one, goes on when it has a P; it has none */
+void park_stopped(M *m, G *g);     /* ... or had one for long enough; P in P_USER */
 M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
 P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
@@ -536,8 +652,9 @@ M *m_new(void);                             /* NULL: no memory */
 void m_set_thread(M *m);                    /* on its thread */
 bool m_init(M *m, PyThreadState *ts);       /* attached */
 void m_fini(M *m);                          /* attached */
-void wake_all_ms(void);                     /* sched.lock */
-void wake_m0(void);                         /* sched.lock */
+void m_free(M *m);
+void wake_all_ms(void); /* sched.lock */
+void wake_m0(void);     /* sched.lock */
 uint32_t m_random(M *m);
 
 /* From user code into the scheduler: the M claims its P for a moment. False: it has none any more,
@@ -575,7 +692,7 @@ G *globrunq_get_batch(P *p);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
-typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT } TimerKind;
+typedef enum { TIMER_SLEEP, TIMER_CHAN, TIMER_FUNC, TIMER_CONTEXT, TIMER_CONN } TimerKind;
 
 struct Timer {
     int64_t when_ns;
@@ -602,6 +719,7 @@ void functimer_due(PyObject *owner);
 void functimer_dropped(PyObject *owner);
 void context_due(PyObject *owner);
 void context_dropped(PyObject *owner);
+/* conn_due, conn_dropped: net.h */
 void timers_move(P *to, P *from); /* world stopped */
 int64_t timers_next(void);
 void timers_discard(P *p);
@@ -616,7 +734,7 @@ PyObject *sleep_new(PyObject *module, PyObject *seconds);
 /* ---- op.c: what all operations share, gosched, and waiting for a goroutine --------------------- */
 
 /* Whom a wait record wakes: a goroutine or, tagged with 1, a select, of whose records the first that is
- * taken off its queue wins. One rule for every record: `who` belongs to whoever takes the record off. A
+ * taken off its queue wins. (Tagged with 2, in the list of a goroutine: a WaitGroup, which counts its end.) One rule for every record: `who` belongs to whoever takes the record off. A
  * waker that does moves the goroutine's reference to the run queue; the goroutine itself, cancelled,
  * drops it. */
 typedef struct {
@@ -626,42 +744,48 @@ typedef struct {
 typedef struct JoinOp {
     PyObject_HEAD
     Who who;                       /* who waits */
-    G *target;                     /* owned */
+    G *target;                     /* owned; NULL: it only counts */
     _Atomic(struct JoinOp *) prev; /* in target->waiters (g_lock); or one of the marks in op.c */
     struct JoinOp *next;
 } JoinOp;
 
 extern PyTypeObject Operation_Type; /* the base of them all */
-extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type;
+extern PyTypeObject JoinOp_Type, GoschedOp_Type, ReadyOp_Type, DoneOp_Type;
 typedef struct {
     PyObject_HEAD
-} GoschedOp;
-extern GoschedOp gosched_op;
+} BareOp;
+extern BareOp gosched_op;
 #define PARKED ((PyObject *)&gosched_op)
 PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 void join_drop_all(JoinOp *first);          /* nobody will ever run again */
+int join_count(G *target, PyObject *wg);    /* tell `wg` of its end: 1; 0: it is dead; -1: error */
+void join_counted(PyObject *op);            /* by due_later: it has ended; P in P_USER */
+void join_leaked(G *target);                /* so has a leak: only those that count are told */
+void wg_ended(PyObject *wg);                /* sema.c: one counted down; P in P_USER */
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
+extern BareOp done_op;                /* ... and one that gives None */
 
 /* OP_FIRED: taken off its queue and done, by a waker. OP_CLOSED: so by close(). OP_WOKEN: taken off,
  * to try again. */
 enum { OP_NEW, OP_WAITING, OP_FIRED, OP_CLOSED, OP_WOKEN, OP_DONE };
-extern _Thread_local G *block_g;           /* stands for this thread in block() */
-G *op_begin(M *m, PyObject *op, int used); /* who awaits; NULL with an exception set */
+extern _Thread_local G *block_g; /* stands for this thread in block() */
+G *op_begin_slow(M *m, PyObject *op, int used);
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
-PySendResult op_finish(PyObject *value, PyObject **result);
-bool op_raise_if_cancelled(G *g);
+bool op_raise_pending(G *g);
 PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
 bool op_slice_over_slow(M *m);
 void op_error_used(PyObject *op, int state); /* that, or "has been awaited already" */
 void op_error_other(PyObject *op);           /* "already awaited by another goroutine" */
 PyObject *op_iternext(PyObject *self);       /* for any type with am_send */
+void op_stop_with(M *m, PyObject *value);    /* raise StopIteration; eats value */
 void op_drop_stop_value(M *m);
 bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
+PyObject *op_repr(const char *what, PyObject *of, int state); /* <recv of ..., waiting> */
 
 bool context_over(G *g); /* G_OVER is set: is it true? Only by the goroutine itself */
 
@@ -669,6 +793,51 @@ static inline bool op_cancel_pending(G *g)
 {
     uint32_t s = atomic_load_explicit(&g->state, memory_order_relaxed);
     return unlikely(s & (G_CANCEL | G_OVER)) && ((s & G_CANCEL) || context_over(g));
+}
+
+/* Who awaits; NULL with an exception set. */
+static inline G *op_begin(M *m, PyObject *op, int used)
+{
+    if (likely(m != NULL && m->curg != NULL && used != OP_DONE &&
+               !atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
+        return m->curg;
+    }
+    return op_begin_slow(m, op, used);
+}
+
+static inline PySendResult op_finish(PyObject *value, PyObject **result)
+{
+    *result = Py_NewRef(value);
+    return PYGEN_RETURN;
+}
+
+/* What lets an operation go the short way: it is a goroutine's, its slice need not be looked at, nobody wants
+ * it to stop. (In a forked child ops_left is 0.) */
+static inline bool op_undisturbed(const M *m)
+{
+    return m != NULL && m->ops_left > 0 && m->curg != NULL &&
+           !(atomic_load_explicit(&m->curg->state, memory_order_relaxed) & (G_CANCEL | G_OVER));
+}
+
+static inline bool op_raise_if_cancelled(G *g)
+{
+    return op_cancel_pending(g) && op_raise_pending(g);
+}
+
+/* What am_send tells, as tp_iternext tells it. From 3.12 on the interpreter calls only that (3.11 does while a
+ * trace function is set), and wants a result other than None as a StopIteration. */
+static inline PyObject *op_tell(M *m, PySendResult r, PyObject *value)
+{
+    if (unlikely(r != PYGEN_RETURN)) {
+        return r == PYGEN_NEXT ? value : NULL;
+    }
+    if (value == Py_None) {
+        compat_drop_none();
+    }
+    else {
+        op_stop_with(m, value);
+    }
+    return NULL; /* without an exception: None */
 }
 
 /* An operation that completes at once is a scheduling point too: now and then see whether the slice is over. */
@@ -684,7 +853,7 @@ static inline Who who_g(G *g)
 
 static inline PyObject *who_object(Who who)
 {
-    return (PyObject *)(who.word & ~(uintptr_t)1);
+    return (PyObject *)(who.word & ~(uintptr_t)3);
 }
 
 static inline bool who_is_select(Who who)
@@ -740,22 +909,27 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
-/* Created where the caller stands. Eats coro; returns two references. */
+/* Created where the caller stands. Eats coro; returns two references. Then it must be let in, or discarded. */
 G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
 void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
-void g_discard(G *g);                      /* never started after all; eats both references */
+bool g_let_in(G *g);                       /* into the run; false: that ends */
+void g_let_in_main(G *g);
+void g_discard(G *g); /* never started after all; eats both references */
 void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNNING, if any */
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
-int64_t abandon(M *m0); /* on M0, idle: see there. Returns when to look again */
 void g_drop_coro(G *g);
 PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
+bool g_scanning(void); /* this thread looks at the frames of another goroutine */
+M *own_m(
+    void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
 /* Start fn(*args), plain or async, as a goroutine made earlier: nobody is there to hear of an error. */
@@ -772,14 +946,13 @@ void callback_clear(Callback *cb);
 bool claims_init(void);
 PyObject *core_go(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 PyObject *core_go_here(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
-void *free_list_pop(M *m, int kind);
-bool free_list_push(M *m, int kind, PyObject *op);
-void free_lists_clear(M *m);
+PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames);
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-bool check_forked(void); /* true, with RuntimeError set, in a child forked from a running runtime */
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
+int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
@@ -799,5 +972,16 @@ void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
+
+/* ---- preempt.c --------------------------------------------------------------------------------- */
+
+bool preempt_ask(M *m);    /* by sysmon: stop its goroutine soon. False: it cannot be done */
+void preempt_lost(M *m);   /* by sysmon: it has no P any more */
+void preempt_forget(M *m); /* its goroutine has reached a scheduling point, or has been stopped */
+void preempt_stop(void);   /* after sysmon_stop, detached */
+int preempt_threads(void);
+extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
+extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */
+extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 
 #endif

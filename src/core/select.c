@@ -6,8 +6,11 @@
  * The woken goroutine takes the losers off their queues. They have not been used.
  *
  * Ownership: each queued case owns the select (Who, tagged), the select owns its goroutine until `winner` is set:
- * whoever sets it takes that reference over. */
-#include "chan.h"
+ * whoever sets it takes that reference over.
+ *
+ * A future is a case by way of the channel that is closed when it is done (future.c). It is begun, which calls into
+ * Python, before the first look; a call that loses is cancelled. */
+#include "future.h"
 
 struct SelectOp {
     PyObject_VAR_HEAD
@@ -17,7 +20,8 @@ struct SelectOp {
     _Atomic uint8_t state;
     uint8_t reason;
     bool has_default;
-    PyObject *cases[]; /* owned: ChanOp, SleepOp, JoinOp, NULL for None */
+    PyObject *futures; /* owned: the FutureOps, in a tuple as long as `cases`; or NULL */
+    PyObject *cases[]; /* owned: ChanOp, SleepOp, JoinOp, NULL for None; FutureOp until begun */
 };
 
 bool who_select_decided(Who who)
@@ -156,6 +160,44 @@ static Py_ssize_t pick(SelectOp *sel, M *m, Wake *wake)
     }
 }
 
+/* ---- futures among the cases ---- */
+
+static PyObject *future_at(SelectOp *sel, Py_ssize_t index)
+{
+    if (sel->futures == NULL || index < 0) {
+        return NULL;
+    }
+    PyObject *op = PyTuple_GET_ITEM(sel->futures, index);
+    return op != Py_None ? op : NULL;
+}
+
+/* All but the winner: nobody waits for them any more. */
+static void futures_end(SelectOp *sel, Py_ssize_t winner)
+{
+    for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
+        PyObject *op = i != winner ? future_at(sel, i) : NULL;
+        if (op != NULL && !Py_IS_TYPE(sel->cases[i], &FutureOp_Type)) {
+            future_give_up(op);
+        }
+    }
+}
+
+/* Put what they wait for in their place. False: an exception. */
+static bool futures_begin(SelectOp *sel)
+{
+    for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
+        PyObject *op = future_at(sel, i), *wait = op != NULL ? future_begin(op) : NULL;
+        if (wait != NULL) {
+            Py_SETREF(sel->cases[i], Py_NewRef(wait));
+        }
+        else if (op != NULL) {
+            futures_end(sel, -1);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* What a case has given. */
 static PyObject *selected(SelectOp *sel, Py_ssize_t index)
 {
@@ -165,8 +207,12 @@ static PyObject *selected(SelectOp *sel, Py_ssize_t index)
         value = Py_NewRef(Py_None);
     }
     else {
-        PyObject *c = sel->cases[index];
-        if (Py_IS_TYPE(c, &ChanOp_Type)) {
+        PyObject *c = sel->cases[index], *future = future_at(sel, index);
+        if (future != NULL) {
+            value = future_result(future);
+            ok = true;
+        }
+        else if (Py_IS_TYPE(c, &ChanOp_Type)) {
             value = chanop_value((ChanOp *)c, &ok);
         }
         else {
@@ -288,6 +334,9 @@ static PySendResult finish(SelectOp *sel, PyObject **result)
     }
     sel->state = OP_DONE;
     *result = selected(sel, index);
+    if (unlikely(sel->futures != NULL)) {
+        futures_end(sel, index);
+    }
     return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
 }
 
@@ -295,7 +344,7 @@ static bool check_cases(SelectOp *sel, G *g)
 {
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
         PyObject *c = sel->cases[i];
-        if (c == NULL) {
+        if (c == NULL || Py_IS_TYPE(c, &FutureOp_Type)) { /* future_begin() sees to those */
             continue;
         }
         if (Py_IS_TYPE(c, &JoinOp_Type)) {
@@ -346,8 +395,8 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
         wake_now(m, &wake);
         atomic_store(&sel->winner, index >= 0 ? sel->cases[index] : (PyObject *)sel);
         if (op_slice_over(m)) {
+            sel->waiter = g; /* first: another may look right now */
             sel->state = OP_FIRED;
-            sel->waiter = g;
             return op_yield(g, result);
         }
         return finish(sel, result);
@@ -364,6 +413,7 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
         wake_now(m, &wake);
         return op_suspend(g, sel->reason, result);
     }
+    wake_now(m, &wake);
     /* Decided before we could wait, or out of memory (then a value that arrived is delivered all the same). */
     if (winner == NULL && decide(sel, (PyObject *)sel)) {
         Py_CLEAR(sel->g);
@@ -375,17 +425,9 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
     return finish(sel, result);
 }
 
-static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
+static PySendResult select_begun(M *m, G *g, SelectOp *sel, PyObject **result)
 {
     Locks locks;
-    uint8_t fresh = OP_NEW;
-    if (!atomic_compare_exchange_strong(&sel->state, &fresh, OP_DONE)) {
-        op_error_used((PyObject *)sel, fresh);
-        return PYGEN_ERROR;
-    }
-    if (op_raise_if_cancelled(g) || !check_cases(sel, g)) {
-        return PYGEN_ERROR;
-    }
     bool any = false;
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
         PyObject *c = sel->cases[i];
@@ -409,6 +451,24 @@ static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
     }
     if (order != few) {
         PyMem_RawFree(order);
+    }
+    return r;
+}
+
+static PySendResult select_begin(M *m, G *g, SelectOp *sel, PyObject **result)
+{
+    uint8_t fresh = OP_NEW;
+    if (!atomic_compare_exchange_strong(&sel->state, &fresh, OP_DONE)) {
+        op_error_used((PyObject *)sel, fresh);
+        return PYGEN_ERROR;
+    }
+    if (op_raise_if_cancelled(g) || !check_cases(sel, g) ||
+        (sel->futures != NULL && !futures_begin(sel))) {
+        return PYGEN_ERROR;
+    }
+    PySendResult r = select_begun(m, g, sel, result);
+    if (unlikely(r == PYGEN_ERROR && sel->futures != NULL)) {
+        futures_end(sel, -1);
     }
     return r;
 }
@@ -441,6 +501,7 @@ static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             Py_CLEAR(sel->g); /* not the last: the M that runs us holds one */
             unlink_cases(sel);
             op_raise_if_cancelled(g);
+            futures_end(sel, -1);
             return PYGEN_ERROR;
         }
     }
@@ -457,6 +518,7 @@ static PyObject *select_close(PyObject *self, PyObject *Py_UNUSED(a))
             Py_CLEAR(sel->g);
         }
         unlink_cases(sel); /* also if it was won just now: nobody else will */
+        futures_end(sel, -1);
     }
     Py_RETURN_NONE;
 }
@@ -468,17 +530,44 @@ static PyMethodDef select_methods[] = {{"close", select_close, METH_NOARGS, NULL
 /* The object behind a case: a new reference, NULL with an exception. */
 static PyObject *as_case(PyObject *c)
 {
-    if (Py_IS_TYPE(c, &ChanOp_Type) || Py_IS_TYPE(c, &SleepOp_Type)) {
+    if (Py_IS_TYPE(c, &ChanOp_Type) && ((ChanOp *)c)->ch == NULL) {
+        op_error_used(c, OP_DONE);
+        return NULL;
+    }
+    if (Py_IS_TYPE(c, &ChanOp_Type) || Py_IS_TYPE(c, &SleepOp_Type) ||
+        Py_IS_TYPE(c, &FutureOp_Type)) {
         return Py_NewRef(c);
     }
     if (Py_IS_TYPE(c, &Goroutine_Type)) {
         return join_new(c);
     }
+    PyObject *op = PyObject_CallOneArg(hooks.as_case, c);
+    if (op != Py_None) {
+        return op;
+    }
+    Py_DECREF(op);
     PyErr_Format(PyExc_TypeError,
                  "select() cannot wait for %R: a case is ch.send(v), ch.recv(), ch.recv_ok(), "
-                 "sleep(s), a Goroutine or None",
+                 "sleep(s), a Goroutine, a Future, offload(...) or None",
                  c);
     return NULL;
+}
+
+/* False: no memory. */
+static bool futures_add(SelectOp *sel, Py_ssize_t index)
+{
+    if (sel->futures == NULL) {
+        sel->futures = PyTuple_New(Py_SIZE(sel));
+        for (Py_ssize_t i = 0; sel->futures != NULL && i < Py_SIZE(sel); i++) {
+            PyTuple_SET_ITEM(sel->futures, i, Py_NewRef(Py_None));
+        }
+    }
+    if (sel->futures != NULL) {
+        PyObject *none = PyTuple_GET_ITEM(sel->futures, index);
+        PyTuple_SET_ITEM(sel->futures, index, Py_NewRef(sel->cases[index]));
+        Py_DECREF(none);
+    }
+    return sel->futures != NULL;
 }
 
 PyObject *core_select(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_t nargs,
@@ -505,6 +594,7 @@ PyObject *core_select(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_
     atomic_store_explicit(&sel->winner, NULL, memory_order_relaxed);
     sel->state = OP_NEW;
     sel->has_default = has_default;
+    sel->futures = NULL;
     memset(sel->cases, 0, (size_t)nargs * sizeof(PyObject *));
     if (sharing()) {
         compat_share_new((PyObject *)sel);
@@ -521,7 +611,8 @@ PyObject *core_select(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_
                 Py_CLEAR(sel->cases[i]);
             }
         }
-        if (sel->cases[i] == NULL) {
+        if (sel->cases[i] == NULL ||
+            (Py_IS_TYPE(sel->cases[i], &FutureOp_Type) && !futures_add(sel, i))) {
             Py_DECREF(sel);
             return NULL;
         }
@@ -534,6 +625,7 @@ static int select_traverse(PyObject *self, visitproc visit, void *arg)
 {
     SelectOp *sel = (SelectOp *)self;
     Py_VISIT(sel->g);
+    Py_VISIT(sel->futures);
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
         Py_VISIT(sel->cases[i]);
     }
@@ -555,6 +647,7 @@ static void select_dealloc(PyObject *self)
     for (Py_ssize_t i = 0; i < Py_SIZE(sel); i++) {
         Py_CLEAR(sel->cases[i]);
     }
+    Py_CLEAR(sel->futures);
     live_add(tls_m, LIVE_OP, -1);
     PyObject_GC_Del(self);
     Py_TRASHCAN_END
@@ -567,7 +660,7 @@ static PyObject *select_repr(PyObject *self)
                                 op_state_text(sel->state));
 }
 
-static PyAsyncMethods select_async = {.am_await = PyObject_SelfIter, .am_send = select_send};
+static PyAsyncMethods select_async = {.am_send = select_send};
 
 PyTypeObject SelectOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SelectOp",
@@ -581,7 +674,5 @@ PyTypeObject SelectOp_Type = {
     .tp_clear = select_clear,
     .tp_repr = select_repr,
     .tp_as_async = &select_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = select_methods,
 };

@@ -20,9 +20,11 @@ typedef enum { MUTEX_LOCK, RW_LOCK, RW_RLOCK, WG_WAIT, COND_WAIT, SEM_ACQUIRE } 
 typedef struct {
     PyObject_HEAD
     ObjLock lock;
-    bool locked;           /* Mutex, RWMutex: by a writer */
-    bool woken;            /* Mutex: somebody is on its way to try again */
-    bool starving;         /* Mutex: handed over, no barging */
+    uint8_t inherited; /* Mutex, RWMutex: the last time somebody took it over (see inherit) */
+    _Alignas(4)        /* compilers look at all three at once, and not at the lock beside them */
+        bool locked;   /* Mutex, RWMutex: by a writer */
+    bool woken;        /* Mutex: somebody is on its way to try again */
+    bool starving;     /* Mutex: handed over, no barging */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */
@@ -34,12 +36,12 @@ typedef struct {
 struct SyncOp {
     PyObject_HEAD
     Who who;
-    Sync *obj;  /* owned */
+    Sync *obj;  /* owned; NULL when it is spare */
     Sync *cond; /* owned: COND_WAIT in its second half, where obj is the mutex */
     SyncOp *prev, *next;
     const G *waiter;
     int64_t since_ns;      /* MUTEX_LOCK: when it began to wait */
-    int64_t n;             /* SEM_ACQUIRE: permits */
+    int64_t n;             /* SEM_ACQUIRE: permits. `relocks`: sched.orphaned when it was queued */
     _Atomic uint8_t state; /* OP_...; OP_WAITING under the lock means: on its queue */
     uint8_t kind;
     bool relocks;   /* COND_WAIT in its second half: nothing stops it from locking */
@@ -180,7 +182,11 @@ static void wake_all(Woken *w)
 
 static void mutex_wake_one(Sync *s, Woken *woken)
 {
-    if (s->locked || s->woken || first(&s->queue, woken) == NULL) {
+    if (s->locked || s->woken) {
+        return;
+    }
+    if (first(&s->queue, woken) == NULL) {
+        s->starving = false; /* those it was for are gone */
         return;
     }
     if (s->starving) { /* hand it over */
@@ -277,12 +283,11 @@ static void left(SyncOp *op, Woken *woken)
     }
 }
 
-static bool mutex_unlock(
-    Sync *s) /* a Mutex, or an RWMutex held by a writer; false: it was not locked */
+/* Under the lock, released here. */
+static SLOW bool mutex_unlock_slow(Sync *s)
 {
     Woken woken;
     woken_init(&woken);
-    obj_lock(&s->lock);
     bool was = s->locked;
     s->locked = false;
     if (was && Py_IS_TYPE(s, &RWMutex_Type)) {
@@ -296,6 +301,18 @@ static bool mutex_unlock(
     return was;
 }
 
+/* A Mutex, or an RWMutex held by a writer; false: it was not locked. */
+static inline bool mutex_unlock(Sync *s)
+{
+    obj_lock(&s->lock);
+    if (unlikely(!s->locked || s->queue != NULL || s->readers != NULL)) {
+        return mutex_unlock_slow(s);
+    }
+    s->locked = false;
+    obj_unlock(&s->lock);
+    return true;
+}
+
 static void raise_unlocked(Sync *s)
 {
     PyErr_SetString(PyExc_RuntimeError, Py_IS_TYPE(s, &RWMutex_Type)
@@ -305,29 +322,39 @@ static void raise_unlocked(Sync *s)
 
 /* ---- the operation ---- */
 
-static PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
+static SLOW SyncOp *syncop_alloc(M *m)
+{
+    SyncOp *op = object_new(m, FREE_SYNC, &SyncOp_Type);
+    if (likely(op != NULL)) {
+        memset((char *)op + sizeof(PyObject), 0, sizeof(SyncOp) - sizeof(PyObject));
+        compat_track((PyObject *)op);
+    }
+    return op;
+}
+
+static inline PyObject *syncop_new(Sync *obj, SyncKind kind, int64_t n)
 {
     M *m = tls_m;
-    SyncOp *op = free_list_pop(m, FREE_SYNC);
-    if (likely(op != NULL)) {
-        PyObject_Init((PyObject *)op, &SyncOp_Type);
-    }
-    else if ((op = PyObject_GC_New(SyncOp, &SyncOp_Type)) == NULL) {
+    SyncOp *op = spare_take(m, FREE_SYNC);
+    if (unlikely(op == NULL) && (op = syncop_alloc(m)) == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
-    op->who = (Who){0};
     op->obj = (Sync *)Py_NewRef(obj);
-    op->cond = NULL;
-    op->prev = op->next = NULL;
-    op->waiter = NULL;
-    op->since_ns = 0;
     op->n = n;
     atomic_store_explicit(&op->state, OP_NEW, memory_order_relaxed);
     op->kind = (uint8_t)kind;
-    op->relocks = op->cancelled = false;
-    PyObject_GC_Track(op);
     return (PyObject *)op;
+}
+
+/* It is done and will not be looked at again, if nobody but the await has it. */
+static inline void syncop_spare(M *m, SyncOp *op)
+{
+    if (likely(spare_put(m, FREE_SYNC, (PyObject *)op))) {
+        Sync *s = op->obj;
+        op->obj = NULL;
+        op->waiter = NULL;
+        Py_DECREF(s);
+    }
 }
 
 static bool may_cancel(SyncOp *op, G *g)
@@ -335,11 +362,14 @@ static bool may_cancel(SyncOp *op, G *g)
     return !op->relocks && op_cancel_pending(g);
 }
 
-static PySendResult syncop_done(SyncOp *op, G *g, PyObject **result)
+static PySendResult syncop_done(M *m, SyncOp *op, G *g, PyObject **result)
 {
     op_set_state(op, OP_DONE);
     if (unlikely(op->cancelled) && op_raise_if_cancelled(g)) {
         return PYGEN_ERROR;
+    }
+    if (likely(op->cond == NULL)) {
+        syncop_spare(m, op);
     }
     return op_finish(Py_None, result);
 }
@@ -350,6 +380,9 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     if (sharing()) {
         compat_share((PyObject *)op); /* others will see it from here on */
     }
+    if (op->relocks) {
+        op->n = atomic_load_explicit(&sched.orphaned, memory_order_relaxed);
+    }
     op->waiter = g;
     op->who = who_g(g);
     enqueue(op, at_front);
@@ -357,24 +390,24 @@ static PySendResult syncop_wait(SyncOp *op, G *g, bool at_front, PyObject **resu
     return op_suspend(g, reasons[op->kind], result);
 }
 
-static PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
+/* Under the lock, released here. */
+static SLOW PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW &&
                  !op->relocks)) { /* another has begun it at the same time */
         obj_unlock(&s->lock);
         op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
+    op->waiter = g; /* before the state says that it is somebody's: another may look right now */
     if (try_now(op)) {
         op_set_state(op, OP_FIRED);
         obj_unlock(&s->lock);
         if (op_slice_over(m)) {
-            op->waiter = g;
             return op_yield(g, result);
         }
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     if (op->kind == MUTEX_LOCK) {
         op->since_ns = nanotime();
@@ -390,14 +423,15 @@ static PySendResult cond_relock(M *m, G *g, SyncOp *op, PyObject **result)
     op->kind = Py_IS_TYPE(cond->mu, &RWMutex_Type) ? RW_LOCK : MUTEX_LOCK;
     op->relocks = true;
     op->cond = cond;
+    obj_lock(&op->obj->lock);
     return syncop_begin(m, g, op, result);
 }
 
-/* On the queue first, then the mutex is released: no signal is missed. */
+/* On the queue first, then the mutex is released: no signal is missed. Under the lock of the condition, released
+ * here. */
 static PySendResult cond_begin(G *g, SyncOp *op, PyObject **result)
 {
     Sync *s = op->obj;
-    obj_lock(&s->lock);
     if (unlikely(op_state(op) != OP_NEW)) {
         obj_unlock(&s->lock);
         op_error_other((PyObject *)op);
@@ -450,7 +484,36 @@ static bool syncop_take_back(SyncOp *op)
     return state == OP_WAITING || state == OP_WOKEN;
 }
 
-static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
+/* The run ends, and whoever holds the lock cannot let go of it any more: he is dead, or waits for ever and has
+ * been cancelled in vain (see check_dead). One of those who would raise Cancelled as soon as they have it again
+ * gets it in his place, so what follows runs with the lock held, and may unlock it, as always. One at a time:
+ * the others wait for him. */
+static bool inherit(SyncOp *op)
+{
+    Sync *s = op->obj;
+    uint32_t now = atomic_load(&sched.orphaned);
+    if (op->n == now) { /* queued since: the holder may be well */
+        return false;
+    }
+    obj_lock(&s->lock);
+    bool ours = op_state(op) == OP_WAITING && s->inherited != (uint8_t)now;
+    if (ours) {
+        dequeue(op);
+        op_set_state(op, OP_FIRED);
+        s->inherited = (uint8_t)now;
+        s->locked = true;
+        s->starving = s->starving && s->queue != NULL;
+        add(s, -get(s)); /* RWMutex: of readers */
+    }
+    obj_unlock(&s->lock);
+    if (ours) {
+        WHO_CLEAR(op->who);
+        Py_DECREF(op);
+    }
+    return ours;
+}
+
+static PySendResult mutex_try_again(M *m, SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
     obj_lock(&s->lock);
@@ -458,19 +521,17 @@ static PySendResult mutex_try_again(SyncOp *op, G *g, PyObject **result)
     if (!s->locked) {
         s->locked = true;
         obj_unlock(&s->lock);
-        return syncop_done(op, g, result);
+        return syncop_done(m, op, g, result);
     }
     s->starving = s->starving || nanotime() - op->since_ns > STARVING_NS;
     return syncop_wait(op, g, true, result);
 }
 
-static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
 {
-    SyncOp *op = (SyncOp *)self;
-    M *m = tls_m;
-    *result = NULL;
     int state = op_state(op);
-    G *g = op_begin(m, self, state);
+    G *g = op_begin(m, (PyObject *)op, state);
+    *result = NULL;
     if (unlikely(g == NULL)) {
         return PYGEN_ERROR;
     }
@@ -480,15 +541,19 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             atomic_compare_exchange_strong(&op->state, &unused, OP_DONE);
             return PYGEN_ERROR;
         }
+        obj_lock(&op->obj->lock);
         return op->kind == COND_WAIT ? cond_begin(g, op, result) : syncop_begin(m, g, op, result);
     }
     if (unlikely(op->waiter != g)) {
-        op_error_other(self);
+        op_error_other((PyObject *)op);
         return PYGEN_ERROR;
     }
     if (state == OP_WAITING || state == OP_WOKEN) {
+        if (unlikely(op->relocks) && state == OP_WAITING && inherit(op)) {
+            return syncop_done(m, op, g, result);
+        }
         if (!may_cancel(op, g)) {
-            return state == OP_WOKEN ? mutex_try_again(op, g, result)
+            return state == OP_WOKEN ? mutex_try_again(m, op, g, result)
                                      : op_suspend(g, reasons[op->kind], result);
         }
         if (syncop_take_back(op)) {
@@ -503,14 +568,54 @@ static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     if (op->kind == COND_WAIT) {
         return cond_relock(m, g, op, result);
     }
-    return syncop_done(op, g, result); /* a cancellation waits for the next operation */
+    return syncop_done(m, op, g, result); /* a cancellation waits for the next operation */
 }
+
+static inline PySendResult syncop_step(M *m, SyncOp *op, PyObject **result)
+{
+    if (unlikely(op->kind != MUTEX_LOCK || op_state(op) != OP_NEW || !op_undisturbed(m))) {
+        return syncop_step_slow(m, op, result);
+    }
+    Sync *s = op->obj;
+    *result = NULL;
+    obj_lock(&s->lock);
+    if (unlikely(s->locked || s->starving || op_state(op) != OP_NEW)) {
+        return syncop_begin(m, m->curg, op, result);
+    }
+    s->locked = true;
+    op_set_state(op, OP_DONE);
+    obj_unlock(&s->lock);
+    m->ops_left--;
+    syncop_spare(m, op);
+    *result = compat_none();
+    return PYGEN_RETURN;
+}
+
+static PySendResult syncop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
+{
+    return syncop_step(tls_m, (SyncOp *)self, result);
+}
+
+static PyObject *syncop_next(PyObject *self)
+{
+    M *m = tls_m;
+    PyObject *value;
+    PySendResult r = syncop_step(m, (SyncOp *)self, &value);
+    return op_tell(m, r, value);
+}
+
+static PyObject *give_back(SyncOp *op);
 
 static PyObject *syncop_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
     SyncOp *op = (SyncOp *)self;
     if (op_closed_by_hand(op->waiter)) {
         syncop_take_back(op);
+    }
+    uint8_t fired = OP_FIRED;
+    if (!op->relocks && op->waiter != NULL &&
+        atomic_compare_exchange_strong(&op->state, &fired, OP_DONE)) {
+        return give_back(op); /* nobody will hear that it was granted */
     }
     if (op->kind == COND_WAIT && op->waiter != NULL) { /* what follows will unlock the mutex */
         Sync *mu = (Sync *)op->obj->mu;
@@ -539,26 +644,25 @@ static int syncop_clear(PyObject *self)
 
 static void syncop_dealloc(PyObject *self)
 {
-    M *m = tls_m;
-    PyObject_GC_UnTrack(self);
-    syncop_clear(self);
-    Py_CLEAR(((SyncOp *)self)->obj);
-    Py_CLEAR(((SyncOp *)self)->cond);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SYNC, self)) {
-        PyObject_GC_Del(self);
-    }
+    SyncOp *op = (SyncOp *)self;
+    compat_untrack(self);
+    WHO_CLEAR(op->who);
+    Py_XDECREF(op->obj);
+    Py_XDECREF(op->cond);
+    object_free(tls_m, FREE_SYNC, self);
 }
 
 static PyObject *syncop_repr(PyObject *self)
 {
     static const char *const names[] = {"lock", "lock", "rlock", "wait", "wait", "acquire"};
     SyncOp *op = (SyncOp *)self;
-    return PyUnicode_FromFormat("<%s of %R, %s>", names[op->kind], op->obj,
-                                op_state_text(op_state(op)));
+    if (op->obj == NULL) {
+        return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
+    }
+    return op_repr(names[op->kind], (PyObject *)op->obj, op_state(op));
 }
 
-static PyAsyncMethods syncop_async = {.am_await = PyObject_SelfIter, .am_send = syncop_send};
+static PyAsyncMethods syncop_async = {.am_send = syncop_send};
 
 static PyTypeObject SyncOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SyncOp",
@@ -571,8 +675,7 @@ static PyTypeObject SyncOp_Type = {
     .tp_clear = syncop_clear,
     .tp_repr = syncop_repr,
     .tp_as_async = &syncop_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
+    .tp_iternext = syncop_next,
     .tp_methods = syncop_methods,
 };
 
@@ -630,14 +733,6 @@ static void sync_dealloc(PyObject *self)
     sync_clear(self);
     Py_CLEAR(s->mu);
     Py_TYPE(self)->tp_free(self);
-}
-
-static PyObject *done_op; /* made with the module */
-
-/* `async with`: the way out is an operation too, but has been done already. */
-static PyObject *aexit_done(void)
-{
-    return Py_NewRef(done_op);
 }
 
 /* `with`: block this thread, which must be in no goroutine. */
@@ -724,11 +819,19 @@ static PyObject *mutex_enter(PyObject *self, PyObject *Py_UNUSED(a))
     return enter(self, mutex_lock_method(self, NULL));
 }
 
+/* `async with`: the way out is an operation too, but has been done already. Eats r; NULL if that is NULL. */
+static PyObject *aexit(PyObject *r)
+{
+    if (unlikely(r == NULL)) {
+        return NULL;
+    }
+    compat_drop_none();
+    return Py_NewRef((PyObject *)&done_op);
+}
+
 static PyObject *mutex_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = mutex_unlock_method(self, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(mutex_unlock_method(self, NULL));
 }
 
 static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
@@ -758,9 +861,13 @@ static PyObject *mutex_repr(PyObject *self)
     Sync *s = (Sync *)self;
     obj_lock(&s->lock);
     bool locked = s->locked;
+    long long readers = (long long)get(s); /* of a Mutex: none */
     obj_unlock(&s->lock);
-    return PyUnicode_FromFormat("<%s%s at %p>", Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex",
-                                locked ? " locked" : "", (void *)self);
+    const char *name = Py_IS_TYPE(s, &RWMutex_Type) ? "RWMutex" : "Mutex";
+    return readers > 0
+               ? PyUnicode_FromFormat("<%s read-locked %lld times at %p>", name, readers,
+                                      (void *)self)
+               : PyUnicode_FromFormat("<%s%s at %p>", name, locked ? " locked" : "", (void *)self);
 }
 
 static PyMethodDef mutex_methods[] = {LOCK_METHODS, {NULL}};
@@ -871,9 +978,7 @@ static PyObject *reader_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_s
 static PyObject *reader_aexit(PyObject *self, PyObject *const *Py_UNUSED(a),
                               Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = rw_runlock(((Reader *)self)->rw, NULL);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(rw_runlock(((Reader *)self)->rw, NULL));
 }
 
 static int reader_traverse(PyObject *self, visitproc visit, void *arg)
@@ -887,6 +992,11 @@ static void reader_dealloc(PyObject *self)
     PyObject_GC_UnTrack(self);
     Py_CLEAR(((Reader *)self)->rw);
     PyObject_GC_Del(self);
+}
+
+static PyObject *reader_repr(PyObject *self)
+{
+    return PyUnicode_FromFormat("<reader of %R>", ((Reader *)self)->rw);
 }
 
 static PyMethodDef reader_methods[] = {
@@ -904,6 +1014,7 @@ static PyTypeObject Reader_Type = {
     .tp_doc = "The read side of an RWMutex.",
     .tp_dealloc = reader_dealloc,
     .tp_traverse = reader_traverse,
+    .tp_repr = reader_repr,
     .tp_methods = reader_methods,
 };
 
@@ -978,6 +1089,26 @@ static PyObject *wg_wait(PyObject *self, PyObject *Py_UNUSED(a))
     return syncop_new((Sync *)self, WG_WAIT, 0);
 }
 
+/* _count(goroutine): it has been added; count it down when it has ended. */
+static PyObject *wg_count(PyObject *self, PyObject *g)
+{
+    if (!Py_IS_TYPE(g, &Goroutine_Type)) {
+        PyErr_Format(PyExc_TypeError, "WaitGroup counts goroutines, not %R", g);
+        return NULL;
+    }
+    int r = join_count((G *)g, self);
+    return r < 0 ? NULL : r > 0 ? Py_NewRef(Py_None) : wg_change((Sync *)self, -1);
+}
+
+void wg_ended(PyObject *wg)
+{
+    PyObject *r = wg_change((Sync *)wg, -1);
+    if (r == NULL) { /* somebody has called done() too often, and nobody is there to hear of it */
+        run_fail(compat_take_exception());
+    }
+    Py_XDECREF(r);
+}
+
 static PyObject *wg_repr(PyObject *self)
 {
     return PyUnicode_FromFormat("<WaitGroup %lld at %p>", (long long)get((Sync *)self),
@@ -990,6 +1121,7 @@ static PyMethodDef wg_methods[] = {
     {"done", wg_done, METH_NOARGS, "done()\n--\n\nCount one down.\n\n>>> wg.done()"},
     {"wait", wg_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: until the counter is zero.\n\n>>> await wg.wait()"},
+    {"_count", wg_count, METH_O, NULL},
     {NULL},
 };
 
@@ -1057,10 +1189,23 @@ static PyObject *cond_broadcast(PyObject *self, PyObject *Py_UNUSED(a))
     return cond_wake((Sync *)self, true);
 }
 
+static PyObject *cond_repr(PyObject *self)
+{
+    Sync *s = (Sync *)self;
+    long long n = 0;
+    obj_lock(&s->lock);
+    for (SyncOp *op = s->queue; op != NULL; n++) {
+        op = op->next != s->queue ? op->next : NULL;
+    }
+    obj_unlock(&s->lock);
+    return PyUnicode_FromFormat("<Cond of %R, %lld waiting, at %p>", s->mu, n, (void *)self);
+}
+
 static PyMethodDef cond_methods[] = {
     {"wait", cond_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: unlock the mutex, wait for a signal, lock it again (also before "
-     "raising).\n\n"
+     "raising).\n"
+     "If run() ends and the mutex was left locked, one that waits takes it over.\n\n"
      ">>> async with cond.mu:\n...     while not ready:\n...         await cond.wait()"},
     {"signal", cond_signal, METH_NOARGS,
      "signal()\n--\n\nWake the one that has waited longest.\n\n>>> cond.signal()"},
@@ -1078,6 +1223,7 @@ static PyTypeObject Cond_Type = {
         "Cond(mu)\n--\n\nA condition variable: wait() for a signal, in the order of arrival.\n\n"
         ">>> cond = Cond(Mutex())\n>>> cond.signal()",
     .tp_new = cond_tp_new,
+    .tp_repr = cond_repr,
     .tp_methods = cond_methods,
     .tp_members = cond_members,
 };
@@ -1187,9 +1333,7 @@ static PyObject *sem_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssiz
 
 static PyObject *sem_aexit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(n))
 {
-    PyObject *r = sem_put((Sync *)self, 1);
-    Py_XDECREF(r);
-    return r != NULL ? aexit_done() : NULL;
+    return aexit(sem_put((Sync *)self, 1));
 }
 
 static PyObject *sem_repr(PyObject *self)
@@ -1226,6 +1370,22 @@ static PyTypeObject Semaphore_Type = {
     .tp_methods = sem_methods,
 };
 
+static PyObject *give_back(SyncOp *op)
+{
+    PyObject *obj = (PyObject *)op->obj;
+    switch (op->kind) {
+    case MUTEX_LOCK:
+    case RW_LOCK:
+        return mutex_unlock_method(obj, NULL);
+    case RW_RLOCK:
+        return rw_runlock(obj, NULL);
+    case SEM_ACQUIRE:
+        return sem_put(op->obj, op->n);
+    default:
+        Py_RETURN_NONE;
+    }
+}
+
 bool sema_module_init(PyObject *mod)
 {
     PyTypeObject *types[] = {&Mutex_Type, &RWMutex_Type, &WaitGroup_Type, &Cond_Type,
@@ -1235,6 +1395,5 @@ bool sema_module_init(PyObject *mod)
             return false;
         }
     }
-    done_op = done_op != NULL ? done_op : ready_new(Py_None);
-    return done_op != NULL && PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
+    return PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
 }

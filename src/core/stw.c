@@ -4,7 +4,7 @@
  * never far from stoppable: in P_USER it is taken with one CAS and its M notices when it next calls in
  * (user code itself goes on), in P_RUNNING its M is in the scheduler and gives way at the top of
  * find_runnable or goes back to P_USER soon, and idle Ps are under sched.lock. */
-#include "runtime.h"
+#include "trace.h"
 
 #include <unistd.h>
 
@@ -18,6 +18,7 @@ void world_wait(uint32_t epoch)
 static void stop_world(void)
 {
     lock(&sched.stw_lock);
+    trace_stw(true);
     lock(&sched.lock);
     atomic_store(&sched.stop_world, 1);
     for (P *p; (p = pidle_get()) != NULL;) {
@@ -64,6 +65,7 @@ static void start_world(void)
     atomic_fetch_add(&sched.world_epoch, 1);
     unlock(&sched.lock);
     word_wake_all(&sched.world_epoch);
+    trace_stw(false);
     unlock(&sched.stw_lock);
     /* For what stopped Ps left in the global queue, and for the timers: an M that watched them may have found
      * no idle P meanwhile. Each M that wakes up wakes the next while there is work; with the GIL nobody spins,
@@ -118,6 +120,7 @@ static void set_procs(int n)
             unlock(&sched.lock);
         }
         timers_move(sched.allp[0], p);
+        trace_proc_taken(p, atomic_load(&p->owner));
         atomic_store(&p->owner, P_DEAD); /* its M, if any, finds it gone */
     }
     sched.procs = n;
@@ -135,6 +138,7 @@ int procs_change(int n)
     int before = sched.procs;
     if (n > 0 && n != before && !atomic_load(&sched.exiting)) {
         set_procs(n);
+        trace_procs(n);
     }
     start_world();
     return before;

@@ -5,17 +5,20 @@
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - the network, when no M has looked for 10 ms: it then sees to it that one does (netpoll.c);
  *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
  *     (retake), as Go does with a P in a system call.
  *
  * It looks every 20 us while there is something to take, less and less often while there is not, down to every
- * 5 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
-#include "runtime.h"
+ * 2 ms. When all Ps have been idle for some time it sleeps until one is busy: an idle program uses no CPU. */
+#include "net.h"
+#include "trace.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
 #include <unistd.h>
+
+#define LATE_NS 1000000LL /* of a timer that nobody serves */
 
 static pthread_t thread;
 static bool started;
@@ -81,38 +84,62 @@ _Atomic int64_t sysmon_fixed_ns;
 static struct {
     uint64_t owner;
     uint32_t slices;
-    int64_t since_ns;          /* when this slice was first seen */
+    int64_t since_ns,
+        since_cpu_ns; /* when this slice was first seen: time, and CPU time of its thread */
+    int64_t asked_ns; /* when preempt.c was asked to stop it; 0: not yet */
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
-static int64_t process_cpu_ns, own_cpu_ns; /* at the last look */
+
+/* Main has ended, and somebody must be idle to hurry() the others. */
+static bool nobody_hurries(void)
+{
+    return atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0;
+}
 
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
-    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now;
+    return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
+           nobody_hurries() || atomic_load(&netpoll_due);
 }
 
-/* The thread has not run since the last look. With the GIL it may wait for that: then somebody else of this process
- * runs, and another thread would only wait too. */
-static bool stands_still(int64_t thread_cpu, int64_t others_cpu, int64_t passed)
+/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
+ * have it.) */
+static bool is_away(M *m)
 {
-    return thread_cpu * 10 < passed && (!HAVE_GIL || others_cpu * 5 < passed);
-}
-
-/* ... and not because the machine has no time for it, says the kernel. */
-static bool sleeps(const M *m)
-{
-    char path[64], text[128];
-    snprintf(path, sizeof path, "/proc/self/task/%d/stat", m->tid);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (fd < 0) {
-        return true; /* no /proc */
+    lock(&sched.lock); /* thread states go under it */
+    bool away = m->ts != NULL && compat_detached(m->ts);
+    for (M *other = sched.m0; HAVE_GIL && away && other != NULL;
+         other = other == sched.m0 ? sched.allm : other->all_next) {
+        away = other->ts == NULL || compat_detached(other->ts);
     }
-    ssize_t n = read(fd, text, sizeof text - 1);
-    close(fd);
-    text[n > 0 ? n : 0] = '\0';
-    const char *state = strrchr(text, ')'); /* "tid (name) S ..." */
-    return state == NULL || state[1] == '\0' || state[2] != 'R';
+    unlock(&sched.lock);
+    return away;
+}
+
+/* The thread has not run since the last look, and not because it waits for a core or for the GIL: then another
+ * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
+static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
+{
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+        return false;
+    }
+    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+}
+
+/* It computes: take its P when it has had its slice, and could not be stopped. */
+static bool has_had_enough(int i, M *m, int64_t now)
+{
+    int64_t had = now - seen[i].since_ns;
+    if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
+        seen[i].asked_ns = now;
+    }
+    if (had < SLICE_NS) {
+        return false;
+    }
+    return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
+           now - seen[i].asked_ns >= PREEMPT_PATIENCE_NS;
 }
 
 /* The mark first: the M takes it back when it finds its P gone. */
@@ -131,15 +158,10 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
     return false;
 }
 
-/* Take Ps whose Ms block, or have been computing for 10 ms, if there is work for them. Returns how many. */
+/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
     int taken = 0;
-    int64_t process_cpu = HAVE_GIL ? clock_ns(CLOCK_PROCESS_CPUTIME_ID) : 0;
-    int64_t own_cpu = HAVE_GIL ? clock_ns(CLOCK_THREAD_CPUTIME_ID) : 0;
-    int64_t others_cpu = (process_cpu - process_cpu_ns) - (own_cpu - own_cpu_ns);
-    process_cpu_ns = process_cpu;
-    own_cpu_ns = own_cpu;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -154,23 +176,24 @@ static int retake(int64_t now)
             seen[i].owner = owner;
             seen[i].slices = slices;
             seen[i].since_ns = now;
+            seen[i].since_cpu_ns = cpu;
+            seen[i].asked_ns = 0;
         }
         else {
-            bool known = atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
-            bool blocked =
-                stands_still(cpu - seen[i].cpu_ns, others_cpu, now - seen[i].looked_ns) &&
-                (known || sleeps(m));
+            bool blocked = is_blocked(i, m, cpu, now);
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
-            bool due = blocked || now - seen[i].since_ns >= SLICE_NS;
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
-            if ((due || fixed > 0) && fixed >= 0 && has_work(p, now) &&
+            if (fixed >= 0 && has_work(p, now) &&
+                (fixed > 0 || blocked || has_had_enough(i, m, now)) &&
                 take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
+                trace_proc_taken(p, owner);
                 atomic_store_explicit(&p->slices, slices + 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
                 seen[i].owner = 0;
                 p_idle(p);
                 start_m(false);
+                preempt_lost(m);
                 taken++;
                 continue;
             }
@@ -185,7 +208,7 @@ static int retake(int64_t now)
 static bool fall_asleep(void)
 {
     lock(&sched.lock);
-    bool idle = atomic_load(&sched.npidle) == sched.procs;
+    bool idle = atomic_load(&sched.npidle) == sched.procs && !atomic_load(&sched.draining);
     atomic_store(&sched.sysmon_asleep, idle);
     unlock(&sched.lock);
     return idle;
@@ -209,6 +232,17 @@ static void *sysmon(void *Py_UNUSED(arg))
                 }
             }
             next = next_refresh < next ? next_refresh : next;
+        }
+        if (nobody_hurries()) {
+            start_m(false); /* if there is an idle P; else retake() sees to it */
+        }
+        if (netpoll_stalled(now)) {
+            atomic_store(&netpoll_due, 1); /* all Ms are busy: the next that comes by looks ... */
+            wakep();                       /* ... or one that sleeps, if there is a P for it */
+        }
+        else if (atomic_load(&sched.npidle) > 0 && atomic_load(&sched.poll_until_ns) == 0 &&
+                 timers_next() < now - LATE_NS) {
+            wakep(); /* the M that watched the timers is busy */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now) > 0) {

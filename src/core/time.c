@@ -89,13 +89,27 @@ void timechan_dropped(PyObject *owner)
     obj_unlock(&tc->ch.lock);
 }
 
-/* timechan(seconds, period): the channel of a Timer (period 0) or Ticker. */
+/* The argument of Ticker() and of its reset(): what a Timer takes for "now" is an error there. */
+static bool period_to_ns(PyObject *seconds, const char *what, int64_t *ns)
+{
+    if (!seconds_to_ns(seconds, what, ns)) {
+        return false;
+    }
+    if (*ns == 0) {
+        PyErr_Format(PyExc_ValueError, "%s needs more than 0 seconds, not %R", what, seconds);
+    }
+    return *ns > 0;
+}
+
+/* timechan(what, seconds, ticks): the channel of a Timer, an after() or a Ticker, as `what` says. */
 static PyObject *timechan_new(PyObject *Py_UNUSED(mod), PyObject *args)
 {
-    PyObject *seconds, *period;
-    int64_t ns, period_ns;
-    if (!PyArg_ParseTuple(args, "OO", &seconds, &period) ||
-        !seconds_to_ns(seconds, "a timer", &ns) || !seconds_to_ns(period, "a ticker", &period_ns)) {
+    const char *what;
+    PyObject *seconds;
+    int ticks;
+    int64_t ns;
+    if (!PyArg_ParseTuple(args, "sOp", &what, &seconds, &ticks) ||
+        !(ticks ? period_to_ns(seconds, what, &ns) : seconds_to_ns(seconds, what, &ns))) {
         return NULL;
     }
     TimeChan *tc = (TimeChan *)TimeChan_Type.tp_alloc(&TimeChan_Type, 0);
@@ -103,14 +117,14 @@ static PyObject *timechan_new(PyObject *Py_UNUSED(mod), PyObject *args)
         tc->ch.timed = true;
         timer_init(&tc->timer, TIMER_CHAN, offsetof(TimeChan, timer));
         tc->when_ns = nanotime() + ns;
-        tc->period_ns = period_ns;
+        tc->period_ns = ticks ? ns : 0;
         tc->armed = true;
     }
     return (PyObject *)tc;
 }
 
-/* Change when it fires; negative: not at all. Returns whether it was to. */
-static int timechan_set(TimeChan *tc, int64_t ns, int64_t period_ns)
+/* Change when it fires, and how often; negative: not at all. Returns whether it was to. */
+static int timechan_set(TimeChan *tc, int64_t ns)
 {
     M *m = tls_m;
     obj_lock(&tc->ch.lock);
@@ -118,7 +132,7 @@ static int timechan_set(TimeChan *tc, int64_t ns, int64_t period_ns)
     tc->armed = ns >= 0;
     if (ns >= 0) {
         tc->when_ns = nanotime() + ns;
-        tc->period_ns = period_ns;
+        tc->period_ns = tc->period_ns > 0 ? ns : 0;
     }
     bool heap_ref = timechan_stop(tc);
     bool ok = timechan_start(m, tc);
@@ -140,18 +154,50 @@ static PyObject *as_bool(int r)
 
 static PyObject *timechan_stop_method(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    return as_bool(timechan_set((TimeChan *)self, -1, 0));
+    return as_bool(timechan_set((TimeChan *)self, -1));
 }
 
-static PyObject *timechan_reset(PyObject *self, PyObject *args)
+static PyObject *timechan_reset(PyObject *self, PyObject *seconds)
 {
-    PyObject *seconds, *period;
-    int64_t ns, period_ns;
-    if (!PyArg_ParseTuple(args, "OO", &seconds, &period) ||
-        !seconds_to_ns(seconds, "reset()", &ns) || !seconds_to_ns(period, "reset()", &period_ns)) {
-        return NULL;
+    TimeChan *tc = (TimeChan *)self;
+    int64_t ns;
+    obj_lock(&tc->ch.lock);
+    bool ticks = tc->period_ns > 0; /* it stays so */
+    obj_unlock(&tc->ch.lock);
+    bool ok = ticks ? period_to_ns(seconds, "Ticker.reset()", &ns)
+                    : seconds_to_ns(seconds, "Timer.reset()", &ns);
+    return ok ? as_bool(timechan_set(tc, ns)) : NULL;
+}
+
+/* For reprs: "in 1.5 s", "due" (and not received) or "idle". */
+static PyObject *time_left(bool armed, int64_t when_ns)
+{
+    int64_t left = armed ? when_ns - nanotime() : 0;
+    if (left <= 0) {
+        return PyUnicode_FromString(armed ? "due" : "idle");
     }
-    return as_bool(timechan_set((TimeChan *)self, ns, period_ns));
+    PyObject *seconds = PyFloat_FromDouble((double)((left + 999999) / 1000000) / 1e3);
+    PyObject *text = seconds != NULL ? PyUnicode_FromFormat("in %R s", seconds) : NULL;
+    Py_XDECREF(seconds);
+    return text;
+}
+
+static PyObject *timechan_state(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    TimeChan *tc = (TimeChan *)self;
+    obj_lock(&tc->ch.lock);
+    bool armed = tc->armed;
+    int64_t when_ns = tc->when_ns, period_ns = tc->period_ns;
+    obj_unlock(&tc->ch.lock);
+    PyObject *left = time_left(armed, when_ns);
+    if (left == NULL || period_ns == 0 || !armed) {
+        return left;
+    }
+    PyObject *period = PyFloat_FromDouble((double)period_ns / 1e9);
+    PyObject *text = period != NULL ? PyUnicode_FromFormat("%U, every %R s", left, period) : NULL;
+    Py_DECREF(left);
+    Py_XDECREF(period);
+    return text;
 }
 
 static PyObject *timechan_receiver(PyObject *self, PyObject *Py_UNUSED(a))
@@ -160,7 +206,8 @@ static PyObject *timechan_receiver(PyObject *self, PyObject *Py_UNUSED(a))
 }
 
 static PyMethodDef timechan_methods[] = {{"stop", timechan_stop_method, METH_NOARGS, NULL},
-                                         {"reset", timechan_reset, METH_VARARGS, NULL},
+                                         {"reset", timechan_reset, METH_O, NULL},
+                                         {"state", timechan_state, METH_NOARGS, NULL},
                                          {"receiver", timechan_receiver, METH_NOARGS, NULL},
                                          {NULL}};
 
@@ -273,8 +320,22 @@ static PyObject *functimer_stop(PyObject *self, PyObject *Py_UNUSED(a))
 static PyObject *functimer_reset(PyObject *self, PyObject *seconds)
 {
     int64_t ns;
-    return seconds_to_ns(seconds, "reset()", &ns) ? as_bool(functimer_set((FuncTimer *)self, ns))
-                                                  : NULL;
+    return seconds_to_ns(seconds, "Timer.reset()", &ns)
+               ? as_bool(functimer_set((FuncTimer *)self, ns))
+               : NULL;
+}
+
+static PyObject *functimer_state(PyObject *self, PyObject *Py_UNUSED(a))
+{
+    FuncTimer *ft = (FuncTimer *)self;
+    obj_lock(&ft->lock);
+    bool armed = ft->armed;
+    int64_t when_ns = ft->when_ns;
+    obj_unlock(&ft->lock);
+    PyObject *left = time_left(armed, when_ns);
+    PyObject *text = left != NULL ? PyUnicode_FromFormat("%U, calls %R", left, ft->cb.fn) : NULL;
+    Py_XDECREF(left);
+    return text;
 }
 
 static int functimer_traverse(PyObject *self, visitproc visit, void *arg)
@@ -295,8 +356,10 @@ static void functimer_dealloc(PyObject *self)
     Py_TYPE(self)->tp_free(self);
 }
 
-static PyMethodDef functimer_methods[] = {
-    {"stop", functimer_stop, METH_NOARGS, NULL}, {"reset", functimer_reset, METH_O, NULL}, {NULL}};
+static PyMethodDef functimer_methods[] = {{"stop", functimer_stop, METH_NOARGS, NULL},
+                                          {"reset", functimer_reset, METH_O, NULL},
+                                          {"state", functimer_state, METH_NOARGS, NULL},
+                                          {NULL}};
 
 PyTypeObject FuncTimer_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.FuncTimer",

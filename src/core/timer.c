@@ -4,7 +4,8 @@
  *
  * Ownership: the heap owns a reference to the object that a timer is part of. What it reaches is never a
  * leak, because the heap is a root that the collector does not look into. */
-#include "runtime.h"
+#include "net.h"
+#include "trace.h"
 
 #include <math.h>
 
@@ -205,6 +206,7 @@ int timers_run(M *m, P *p, int64_t *now_ns)
         }
         Timer *t = p->heap[0].timer;
         heap_remove(p, 0);
+        trace_timer(t->kind, *now_ns - t->when_ns);
         next = atomic_load_explicit(&p->next_timer_ns, memory_order_relaxed);
         unlock(&p->timers_lock);
         PyObject *owner = timer_owner(t);
@@ -214,6 +216,9 @@ int timers_run(M *m, P *p, int64_t *now_ns)
             break;
         case TIMER_CHAN:
             timechan_due(m, owner, *now_ns);
+            break;
+        case TIMER_CONN:
+            conn_due(m, owner, *now_ns);
             break;
         default:
             due_later(m, owner);
@@ -283,6 +288,9 @@ void timers_discard(P *p)
         case TIMER_FUNC:
             functimer_dropped(owner);
             break;
+        case TIMER_CONN:
+            conn_dropped(owner);
+            break;
         default:
             context_dropped(owner);
         }
@@ -298,6 +306,10 @@ bool seconds_to_ns(PyObject *seconds, const char *what, int64_t *ns)
     if (s == -1.0 && PyErr_Occurred()) {
         if (PyErr_ExceptionMatches(PyExc_TypeError)) {
             PyErr_Format(PyExc_TypeError, "%s needs a number of seconds, not %R", what, seconds);
+        }
+        else if (PyErr_ExceptionMatches(PyExc_OverflowError)) {
+            PyErr_Format(PyExc_ValueError,
+                         "%s needs a finite number of seconds, not an int that large", what);
         }
         return false;
     }
@@ -317,15 +329,10 @@ PyObject *sleep_new(PyObject *Py_UNUSED(module), PyObject *seconds)
     if (!seconds_to_ns(seconds, "sleep()", &ns)) {
         return NULL;
     }
-    M *m = tls_m;
-    SleepOp *op = free_list_pop(m, FREE_SLEEP);
-    if (op != NULL) {
-        PyObject_Init((PyObject *)op, &SleepOp_Type);
-    }
-    else if ((op = PyObject_New(SleepOp, &SleepOp_Type)) == NULL) {
+    SleepOp *op = object_new(tls_m, FREE_SLEEP, &SleepOp_Type);
+    if (op == NULL) {
         return NULL;
     }
-    live_add(m, LIVE_OP, 1);
     if (sharing()) {
         compat_share_new((PyObject *)op);
     }
@@ -450,12 +457,8 @@ static PyMethodDef sleep_methods[] = {{"close", sleep_close, METH_NOARGS, NULL},
 
 static void sleep_dealloc(PyObject *self)
 {
-    M *m = tls_m;
     WHO_CLEAR(((SleepOp *)self)->who);
-    live_add(m, LIVE_OP, -1);
-    if (!free_list_push(m, FREE_SLEEP, self)) {
-        PyObject_Free(self);
-    }
+    object_free(tls_m, FREE_SLEEP, self);
 }
 
 static PyObject *sleep_repr(PyObject *self)
@@ -468,7 +471,7 @@ static PyObject *sleep_repr(PyObject *self)
     return r;
 }
 
-static PyAsyncMethods sleep_async = {.am_await = PyObject_SelfIter, .am_send = sleep_send};
+static PyAsyncMethods sleep_async = {.am_send = sleep_send};
 
 PyTypeObject SleepOp_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.SleepOp",
@@ -479,7 +482,5 @@ PyTypeObject SleepOp_Type = {
     .tp_dealloc = sleep_dealloc,
     .tp_repr = sleep_repr,
     .tp_as_async = &sleep_async,
-    .tp_iter = PyObject_SelfIter,
-    .tp_iternext = op_iternext,
     .tp_methods = sleep_methods,
 };

@@ -13,7 +13,9 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 [0, 1, 4, 9, 16]
 """
 
-from gofer import atomic, context, signals, singleflight
+import typing as _typing
+
+from gofer import atomic, context, signals, singleflight, trace
 from gofer._core import (
     Chan,
     Cond,
@@ -38,7 +40,9 @@ from gofer._errors import (
     GoroutineLeakWarning,
     WouldBlock,
 )
+from gofer._future import wait_future
 from gofer._group import Group
+from gofer._offload import offload
 from gofer._run import (
     blocking,
     current,
@@ -53,6 +57,9 @@ from gofer._run import (
 from gofer._select import Selected
 from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
+
+if _typing.TYPE_CHECKING:
+    from gofer import net, process
 
 __version__ = "0.1.0"
 
@@ -90,9 +97,12 @@ __all__ = [
     "gomaxprocs",
     "gosched",
     "lock_os_thread",
+    "net",
     "num_cpu",
     "num_goroutine",
+    "offload",
     "once_value",
+    "process",
     "run",
     "select",
     "set_max_threads",
@@ -100,5 +110,15 @@ __all__ = [
     "singleflight",
     "sleep",
     "timeout",
+    "trace",
     "unlock_os_thread",
+    "wait_future",
 ]
+
+
+def __getattr__(name: str) -> _typing.Any:
+    if name in ("net", "process"):  # they need module socket: imported by who uses them
+        import importlib
+
+        return importlib.import_module(f"gofer.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -57,6 +57,47 @@ class WouldBlock(Exception):
     """
 
 
+class ClosedError(ConnectionError):
+    """The connection or listener has been closed on this side.
+
+    >>> try:
+    ...     data = await conn.read()
+    ... except net.ClosedError:
+    ...     return
+    """
+
+
+class IncompleteRead(EOFError):
+    """The stream ended before read_exactly() or read_until() had what they wanted.
+
+    `partial` is what there was, `expected` how many bytes were wanted (None: a separator was).
+
+    >>> try:
+    ...     record = await conn.read_exactly(1024)
+    ... except net.IncompleteRead as end:
+    ...     print(len(end.partial))
+    """
+
+    def __init__(self, partial: bytes, expected: int | None) -> None:
+        super().__init__(partial, expected)
+        self.partial = partial
+        self.expected = expected
+
+    def __str__(self) -> str:
+        wanted = "a separator" if self.expected is None else f"{self.expected} bytes"
+        return f"the stream ended after {len(self.partial)} bytes; {wanted} expected"
+
+
+class LimitExceeded(ValueError):
+    """read_until() found no separator within its limit. The data can still be read.
+
+    >>> try:
+    ...     line = await conn.read_until(b"\\n", limit=1000)
+    ... except net.LimitExceeded:
+    ...     await conn.write(b"line too long")
+    """
+
+
 class GoExit(BaseException):
     """What goexit() raises, to unwind the goroutine."""
 
@@ -64,3 +105,6 @@ class GoExit(BaseException):
 for _cls in (Cancelled, Deadlock, GoroutineLeakWarning, ChannelClosed, WouldBlock):
     _cls.__module__ = "gofer"  # where users import it from, and what tracebacks should say
 del _cls
+for _net in (ClosedError, IncompleteRead, LimitExceeded):
+    _net.__module__ = "gofer.net"
+del _net

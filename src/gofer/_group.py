@@ -1,21 +1,18 @@
 """Structured concurrency: no goroutine outlives the block that started it."""
 
 import types
-from collections.abc import Callable
-from typing import Any, TypeGuard
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeGuard, TypeVar, overload
 
 from gofer import _core, context
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
+T = TypeVar("T")
+
 
 def _is_failure(exc: BaseException | None) -> TypeGuard[BaseException]:
     return exc is not None and not isinstance(exc, (Cancelled, GoExit))
-
-
-async def _begin(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    await _core.sleep(0)  # it may have been cancelled before it began, or before its turn came
-    return await _call(fn, *args, **kwargs)
 
 
 class Group:
@@ -39,7 +36,6 @@ class Group:
         self._permits = _core.Semaphore(limit) if limit is not None else None
         self._collapse = collapse
         self._running = WaitGroup()
-        self._ending: set[_core.Goroutine[Any]] = set()  # counted down, but not quite dead
         self._failed: list[_core.Goroutine[Any]] = []
         self._context: context.Context | None = None
         self._state = "new"
@@ -61,6 +57,18 @@ class Group:
         """
         self.context.cancel(cause)
 
+    @overload
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]: ...
+    @overload
+    def go(
+        self, fn: Callable[..., T], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[T]: ...
     def go(
         self,
         fn: Callable[..., Any],
@@ -78,41 +86,44 @@ class Group:
             raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
-            return go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
+            g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise
+        self._running._count(g)
+        return g
+
+    def __repr__(self) -> str:
+        return f"<Group {self._state}, running: {self._running!r}, at {id(self):#x}>"
 
     async def _member(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        # For good, and without an edge where the end of the context would be quiet: one that is
+        # cancelled shall say so. (go() may have been called by one who is not in the context.)
+        await self.context.__aenter__()
+        if self._permits is None:
+            return await self._call(fn, args, kwargs)
+        async with self._permits:
+            return await self._call(fn, args, kwargs)
+
+    async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         me = _core.current()
         assert me is not None
         try:
-            # For good, and without an edge where the end of the context would be quiet: one that is
-            # cancelled shall say so. (go() may have been called by one who is not in the context.)
-            await self.context.__aenter__()
-            if self._permits is None:
-                return await _begin(fn, args, kwargs)
-            async with self._permits:
-                return await _begin(fn, args, kwargs)
+            await _core.sleep(0)  # it may have been cancelled before it began, or before its turn
+            return await _call(fn, *args, **kwargs)
         except (Cancelled, GoExit):
             raise
-        except BaseException as exc:
+        except BaseException as exc:  # before the next gets its turn
             self._failed.append(me)
             self.context.cancel(exc)
             raise
-        finally:
-            for g in self._ending.copy():
-                if g.done():
-                    self._ending.discard(g)
-            self._ending.add(me)
-            self._running.done()
 
     async def _all_ended(self) -> None:
         await self._running.wait()
-        while not all(g.done() for g in self._ending):
-            await _core.gosched()
         await _core.sleep(0)  # an outer context that ended them may be over for us too: say so
 
     async def _all_ended_at_last(self) -> Cancelled | None:

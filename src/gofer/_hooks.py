@@ -1,9 +1,11 @@
 """What the engine asks of Python: see `Hooks` in src/core/runtime.h."""
 
+import _thread
 import functools
 import gc
 import inspect
 import linecache
+import os
 import sys
 import threading
 import traceback
@@ -16,25 +18,36 @@ from gofer import _asyncgen, _core, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
+    ClosedError,
     Deadlock,
     GoExit,
     GoroutineLeakWarning,
+    IncompleteRead,
+    LimitExceeded,
     WouldBlock,
 )
+from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
 
 __all__ = [
     "Cancelled",
     "ChannelClosed",
+    "ClosedError",
     "Deadlock",
     "GoExit",
+    "IncompleteRead",
+    "Interrupted",
+    "LimitExceeded",
     "Selected",
     "WouldBlock",
+    "as_case",
     "as_coroutine",
     "attach_thread",
+    "call_submitted",
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
+    "future_started",
     "is_async",
     "is_coroutine",
     "last_chance",
@@ -45,6 +58,16 @@ __all__ = [
 ]
 
 TIMEOUT = 3  # as in src/core/context.c
+
+
+class Interrupted(Cancelled):
+    """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
+
+    def __new__(cls, made: Cancelled | None = None) -> Cancelled:  # type: ignore[misc]
+        # Python 3.11 calls this once more with what it has made already.
+        _core.interrupted()
+        return made if made is not None else Cancelled()
+
 
 # A deadlock of a million goroutines is told by its first ones.
 MAX_TOLD = 1000
@@ -201,13 +224,26 @@ def warn_leak(id: int, name: str, wait_reason: str, created_at: str) -> None:
 def foreign_threads(main_ident: int) -> bool:
     """Whether a Python thread that is none of ours is alive: it may still wake a goroutine.
 
-    So may a signal that somebody listens to. Our own threads, idle when this is asked, have no
-    Python frame; only the one in run() has, and the one that runs this.
+    So may a signal that somebody listens to. Threads that Python has started are counted. Others
+    show by their Python frames: our own, idle when this is asked, have none but the one in run()
+    and the one that runs this. Nor has a thread of a C library, which may complete a future.
     """
     if signals.awaited():
         return True
+    # First, because a look at their frames would let locals of other threads live longer than their
+    # functions, and the collector free them in another order than Python would have.
+    if _thread._count() > 0:
+        return True
     ours = {main_ident, threading.get_ident()} | _core.m_idents()
-    return not sys._current_frames().keys() <= ours
+    if not sys._current_frames().keys() <= ours:
+        return True
+    return _core.futures_waiting() > 0 and _native_threads()
+
+
+def _native_threads() -> bool:
+    """Whether this process has threads that are neither ours nor, at the moment, Python's."""
+    counters = _core.counters()
+    return len(os.listdir("/proc/self/task")) > counters["threads"] + counters["helper_threads"]
 
 
 def foreign_await(obj: object) -> TypeError:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _hooks, signals
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -150,17 +150,22 @@ def run(
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
+    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (
             interrupts,
             _asyncgen.hooks_restored(),
+            _future.futures_awaitable(),
             signals.contexts_stopped(),
             _signal_pipe() as pipe,
         ):
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
-    except Cancelled as exc:
+    except BaseException as exc:
+        trace._crashed()
+        if not isinstance(exc, Cancelled):
+            raise
         if interrupts.count and exc.reason == "KeyboardInterrupt":
             raise KeyboardInterrupt from None
         raise
@@ -199,6 +204,9 @@ class lock_os_thread:  # used as a function, and with `with`
     def __exit__(self, *exc: object) -> None:
         _core.unlock_os_thread()
 
+    def __repr__(self) -> str:
+        return "<lock_os_thread()>"
+
 
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
@@ -224,6 +232,9 @@ class blocking:  # reads as a statement
 
     def __exit__(self, *exc: object) -> None:
         _core.exit_blocking()
+
+    def __repr__(self) -> str:
+        return "<blocking()>"
 
 
 def goexit() -> NoReturn:

@@ -9,15 +9,23 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, overload
 
 from gofer import _core
+from gofer._errors import Cancelled
+from gofer._future import is_future
 from gofer._hooks import is_async
 
 T = TypeVar("T")
 
 
 async def _call(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `fn`, plain or async."""
+    """Call `fn`, plain or async.
+
+    A goroutine or a future that it returns is its result. They can be awaited, too, but go on by
+    themselves; a coroutine or an operation would never begin.
+    """
     result = fn(*args, **kwargs)
-    return await result if inspect.isawaitable(result) else result
+    if not inspect.isawaitable(result) or isinstance(result, _core.Goroutine) or is_future(result):
+        return result
+    return await result
 
 
 def name_of(fn: Any) -> str:
@@ -34,7 +42,7 @@ def go_wrapped(
     kwargs: dict[str, Any],
     name: str,
 ) -> _core.Goroutine[T]:
-    """Start wrapper(fn, args, kwargs), created where the caller of our caller stands.
+    """Start wrapper(fn, args, kwargs), created where the user's code stands.
 
     If `fn` is plain, so is the goroutine, which runs the wrapper's coroutine on its own thread.
     """
@@ -54,7 +62,21 @@ class WaitGroup(_core.WaitGroup):
 
     __slots__ = ()
 
-    def go(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> _core.Goroutine[Any]:
+    @overload
+    def go(
+        self,
+        fn: Callable[..., Coroutine[Any, Any, T]],
+        *args: Any,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> _core.Goroutine[T]: ...
+    @overload
+    def go(
+        self, fn: Callable[..., T], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[T]: ...
+    def go(
+        self, fn: Callable[..., Any], *args: Any, name: str | None = None, **kwargs: Any
+    ) -> _core.Goroutine[Any]:
         """Start a goroutine, plain or async, and count it until it has ended, however it does.
 
         >>> wg.go(fetch, url)
@@ -63,19 +85,12 @@ class WaitGroup(_core.WaitGroup):
             raise TypeError(f"WaitGroup.go() needs a function, not {fn!r}")
         self.add()
         try:
-            return go_wrapped(self._counted, fn, args, kwargs, name_of(fn))
+            g = _core.go_for(fn, *args, name=name, **kwargs)
         except BaseException:
             self.done()
             raise
-
-    async def _counted(
-        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        try:
-            await _core.sleep(0)  # go_here() always begins: was it cancelled before?
-            return await _call(fn, *args, **kwargs)
-        finally:
-            self.done()
+        self._count(g)
+        return g
 
 
 class Once:
@@ -94,7 +109,8 @@ class Once:
     async def do(self, fn: Callable[..., Any], *args: Any) -> None:
         """Operation: call `fn`, plain or async, unless that has been done; return when it has.
 
-        If it raises, it counts as done, and only this caller gets the exception.
+        If it raises, it counts as done, and only this caller gets the exception. A caller that is
+        cancelled meanwhile leaves it to the next one.
 
         >>> await once.do(load_config, "app.toml")
         """
@@ -105,8 +121,16 @@ class Once:
             if not self._done:
                 try:
                     await _call(fn, *args)
-                finally:
+                except Cancelled:
+                    raise  # the caller was given up, the function has not failed
+                except BaseException:
                     self._done = True
+                    raise
+                self._done = True
+
+    def __repr__(self) -> str:
+        state = "done" if self._done else "running" if self._mu.locked() else "new"
+        return f"<Once {state} at {id(self):#x}>"
 
 
 @overload
@@ -116,7 +140,8 @@ def once_value(fn: Callable[[], T]) -> Callable[[], Coroutine[Any, Any, T]]: ...
 def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
     """Make `fn`, plain or async, a function that is called once and gives its result for ever.
 
-    If it raises, every caller gets that exception.
+    If it raises, every caller gets that exception. A caller that is cancelled while it runs the
+    function leaves that to the next one.
 
     >>> config = once_value(load_config)
     >>> value = await config()
@@ -132,10 +157,11 @@ def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
         assert call is not None
         try:
             value = await _call(call)
+        except Cancelled:
+            raise
         except BaseException as exc:
             error, traceback = exc, exc.__traceback__
-        finally:
-            call = None
+        call = None
 
     @functools.wraps(fn)
     async def get() -> Any:
@@ -189,6 +215,10 @@ class Pool(Generic[T]):
         """
         if x is not None:
             self._stores.setdefault(_core.proc_id(), []).append(x)
+
+    def __repr__(self) -> str:
+        kept = sum(map(len, (*list(self._stores.values()), *list(self._old.values()))))
+        return f"<Pool {kept} kept, new: {self._new!r}, at {id(self):#x}>"
 
     def _age(self) -> None:
         self._old = self._stores

@@ -20,10 +20,10 @@ class Timer:
     __slots__ = ("_impl", "c")
 
     _impl: "_core.TimeChan | _core.FuncTimer"
-    c: "_core.RecvChan[float] | None"
+    c: "_core.RecvChan[float]"  # None of an after_func(), as in Go
 
     def __init__(self, s: float) -> None:
-        self._impl = _core.timechan(s, 0)
+        self._impl = _core.timechan("Timer()", s, False)
         self.c = self._impl.receiver()
 
     def stop(self) -> bool:
@@ -40,9 +40,10 @@ class Timer:
         >>> timer.reset(2)
         True
         """
-        if isinstance(self._impl, _core.FuncTimer):
-            return self._impl.reset(s)
-        return self._impl.reset(s, 0)
+        return self._impl.reset(s)
+
+    def __repr__(self) -> str:
+        return f"<Timer {self._impl.state()} at {id(self):#x}>"
 
 
 def after(s: float) -> "_core.RecvChan[float]":
@@ -50,7 +51,7 @@ def after(s: float) -> "_core.RecvChan[float]":
 
     >>> await select(ch.recv(), after(1.5).recv())
     """
-    return _core.timechan(s, 0).receiver()
+    return _core.timechan("after()", s, False).receiver()
 
 
 def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
@@ -64,7 +65,7 @@ def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
     """
     timer = Timer.__new__(Timer)
     timer._impl = _core.functimer(s, fn, args)
-    timer.c = None
+    timer.c = None  # type: ignore[assignment]
     return timer
 
 
@@ -81,7 +82,7 @@ class Ticker:
     __slots__ = ("_impl", "c")
 
     def __init__(self, s: float) -> None:
-        self._impl = _core.timechan(s, _period(s))
+        self._impl = _core.timechan("Ticker()", s, True)
         self.c: _core.RecvChan[float] = self._impl.receiver()
 
     def stop(self) -> None:
@@ -96,16 +97,13 @@ class Ticker:
 
         >>> ticker.reset(0.5)
         """
-        self._impl.reset(s, _period(s))
+        self._impl.reset(s)
 
     def __aiter__(self) -> "_core.RecvChan[float]":
         return self.c
 
-
-def _period(s: float) -> float:
-    if s <= 0:
-        raise ValueError(f"the period of a Ticker must be more than 0 seconds, not {s!r}")
-    return s
+    def __repr__(self) -> str:
+        return f"<Ticker {self._impl.state()} at {id(self):#x}>"
 
 
 def timeout(s: float | None) -> _core.Context:

@@ -10,6 +10,7 @@ TimeoutError, its own cancel() ends the block quietly, and what comes from furth
 ...     page = await fetch(url)
 """
 
+import math
 import time
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -75,7 +76,16 @@ def with_deadline(t: float, parent: Context | None = None) -> Context:
 
     >>> ctx = context.with_deadline(time.monotonic() + 1.5)
     """
-    return _core.context(_DEADLINE, parent, t - time.monotonic(), None, None)
+    try:
+        left = t - time.monotonic()
+        finite = math.isfinite(left)
+    except TypeError:
+        raise TypeError(f"with_deadline() needs a number of seconds, not {t!r}") from None
+    except OverflowError:
+        finite = False
+    if not finite:
+        raise ValueError(f"with_deadline() needs a finite number of seconds, not {t!r}")
+    return _core.context(_DEADLINE, parent, left, None, None)
 
 
 def with_value(key: Hashable, value: Any, parent: Context | None = None) -> Context:

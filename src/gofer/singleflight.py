@@ -4,13 +4,16 @@
 >>> page = await flight.do(url, fetch, url)
 """
 
-from collections.abc import Callable, Hashable
-from typing import Any
+import functools
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Any, TypeVar, overload
 
 from gofer import _core, context
-from gofer._sync import _call, name_of
+from gofer._sync import _call, go_wrapped, name_of
 
 __all__ = ["Flight"]
+
+T = TypeVar("T")
 
 
 class _Flying:
@@ -33,6 +36,10 @@ class Flight:
     def __init__(self) -> None:
         self._calls: dict[Hashable, _Flying] = {}
 
+    @overload
+    async def do(self, key: Hashable, fn: Callable[..., Awaitable[T]], *args: Any) -> T: ...
+    @overload
+    async def do(self, key: Hashable, fn: Callable[..., T], *args: Any) -> T: ...
     async def do(self, key: Hashable, fn: Callable[..., Any], *args: Any) -> Any:
         """Operation: the result, or the exception, of `fn(*args)`, plain or async.
 
@@ -43,24 +50,27 @@ class Flight:
         await _core.sleep(0)  # one who has been cancelled starts nothing
         mine = _Flying()
         mine.started.try_lock()
-        call = self._calls.setdefault(key, mine)
-        if call is mine:
-            try:
-                mine.goroutine = _core.go_here(
-                    self._fly, key, mine, fn, args, name=f"singleflight {name_of(fn)}"
-                )
-            except BaseException:
-                self._land(key, mine)
-                raise
-            finally:
-                mine.started.unlock()
-        else:
+        while (call := self._calls.setdefault(key, mine)) is not mine:
             async with call.started:  # the one who started it is about to say so
                 pass
-            if call.goroutine is None:  # he could not
-                return await self.do(key, fn, *args)
-        assert call.goroutine is not None
-        return await call.goroutine
+            g = call.goroutine
+            if g is not None and not (g.done() and g.cancelled()):
+                return await g
+            self._land(key, call)  # it could not be started, or was cut off before it began
+        try:
+            mine.goroutine = go_wrapped(
+                functools.partial(self._fly, key, mine),
+                fn,
+                args,
+                {},
+                f"singleflight {name_of(fn)}",
+            )
+        except BaseException:
+            self._land(key, mine)
+            raise
+        finally:
+            mine.started.unlock()
+        return await mine.goroutine
 
     def forget(self, key: Hashable) -> None:
         """Let the next call for the key start anew, although one runs.
@@ -69,12 +79,20 @@ class Flight:
         """
         self._calls.pop(key, None)
 
+    def __repr__(self) -> str:
+        return f"<Flight {len(self._calls)} calls at {id(self):#x}>"
+
     async def _fly(
-        self, key: Hashable, call: _Flying, fn: Callable[..., Any], args: tuple[Any, ...]
+        self,
+        key: Hashable,
+        call: _Flying,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> Any:
         try:
             async with context.shield():  # from the contexts of the one who happened to start it
-                return await _call(fn, *args)
+                return await _call(fn, *args, **kwargs)
         finally:
             self._land(key, call)
 

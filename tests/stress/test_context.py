@@ -7,10 +7,12 @@ import threading
 import time
 from typing import Any
 
+import pytest
+
 import gofer
 from gofer import _core, context
 from gofer.context import Context
-from tests.support import parked, rounds, sleep_long, thread, until
+from tests.support import FREE_THREADED, parked, rounds, sleep_long, thread, until
 
 
 async def linger(rng: random.Random) -> None:
@@ -472,3 +474,47 @@ def test_parked_goroutines_of_a_wide_tree_all_wake(procs: int) -> None:
             assert _core.counters()["timers"] == 0
 
     gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("first", ["done", "err"])
+def test_err_and_done_tell_the_same_at_every_moment(first: str) -> None:
+    """Who sees one of them sees the other, whichever he looks at first, and without waiting."""
+    many = 100 if FREE_THREADED else 5
+    at = [0]
+
+    def watch(contexts: list[Context]) -> str | None:
+        for i in range(many):
+            while len(contexts) <= i:
+                pass
+            ctx = contexts[i]
+            done = ctx.done
+            at[0] = i
+            if first == "done":
+                while not done.closed:
+                    pass
+                if ctx.err() is None:
+                    return "done is closed, but err() is None"
+            else:
+                while ctx.err() is None:
+                    pass
+                if not done.closed:
+                    return "err() is set, but done is open"
+        return None
+
+    def main() -> None:
+        for _ in rounds(50):
+            contexts: list[Context] = []
+            at[0] = -1
+            g = gofer.go(watch, contexts)
+            for i in range(many):
+                top = context.with_cancel(context.background())
+                child = context.with_cancel(top)
+                contexts.append(child)
+                while at[0] < i and not g.done():
+                    pass  # he is about to look
+                for _ in range(random.randrange(20)):
+                    pass
+                top.cancel()
+            assert gofer.block(g) is None
+
+    gofer.run(main, procs=2)

@@ -1,6 +1,7 @@
 """The end of main against everything that happens at the same time."""
 
 import contextlib
+import sys
 import time
 import warnings
 from collections.abc import AsyncIterator
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import gofer
-from tests.support import rounds
+from tests.support import rounds, thread, until
 
 
 def test_go_against_the_end_of_main(procs: int) -> None:
@@ -154,3 +155,53 @@ def test_who_starts_others_for_ever_is_cancelled_like_anybody(procs: int) -> Non
 
     for _ in rounds():
         assert gofer.run(main, procs=procs) == "done"
+
+
+@pytest.mark.parametrize("how", ["return", "goexit"])
+def test_threads_that_call_go_while_runs_end_and_begin(how: str, procs: int) -> None:
+    """Each goroutine is started and counted in one run, or refused; main is always number 1."""
+    stop = False
+    started = [0, 0]
+    ended: list[int] = []
+
+    async def one() -> None:
+        await gofer.gosched()
+
+    def foreign(i: int) -> None:
+        while not stop:
+            with contextlib.suppress(RuntimeError):
+                gofer.go(one)
+                started[i] += 1
+            if how == "goexit":  # such a run ends when no goroutine is left
+                time.sleep(0.0001)
+
+    async def main() -> str:
+        me = gofer.current()
+        assert me.id == 1
+        for _ in range(3):
+            await gofer.gosched()
+        if how == "goexit":
+            ended.append(1)
+            gofer.goexit()
+        return "done"
+
+    async def both_are_at_it() -> None:
+        await until(lambda: min(started) > 0)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with thread(foreign, 0), thread(foreign, 1):
+            try:
+                gofer.run(both_are_at_it, procs=procs)
+                for i in rounds(4):
+                    if how == "return":
+                        assert gofer.run(main, procs=procs) == "done"
+                        continue
+                    with pytest.raises(gofer.Deadlock, match="no goroutines"):
+                        gofer.run(main, procs=procs)
+                    assert len(ended) == i + 1
+            finally:
+                stop = True
+    finally:
+        sys.setswitchinterval(interval)

@@ -4,6 +4,8 @@ import contextlib
 import random
 from typing import Any
 
+import pytest
+
 import gofer
 from tests.support import rounds, thread, until
 
@@ -504,6 +506,88 @@ def test_once_is_once(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def test_a_value_is_made_although_those_who_make_it_are_cancelled(procs: int) -> None:
+    """The first who is not cancelled makes it, and nobody gets a Cancelled that is another's."""
+    making = gofer.atomic.Int()
+
+    async def main() -> None:
+        for i in rounds(divide_by=4):
+            rng = random.Random(i)
+
+            async def make(rng: random.Random = rng) -> int:
+                assert making.add(1) == 1
+                try:
+                    await pause(rng)
+                    await gofer.gosched()
+                finally:
+                    making.add(-1)
+                return 7
+
+            get = gofer.once_value(make)
+            gs = [gofer.go(get) for _ in range(6)]
+            hit = [g for g in gs[:5] if rng.random() < 0.5 and g.cancel()]
+            for g in gs:
+                try:
+                    assert await g == 7
+                except gofer.Cancelled:
+                    assert g in hit
+            assert await get() == 7
+
+    gofer.run(main, procs=procs)
+
+
+def test_all_that_a_waitgroup_has_started_are_dead_after_wait(procs: int) -> None:
+    async def child(rng: random.Random) -> None:
+        await pause(rng)
+
+    def plain() -> None:
+        pass
+
+    async def main() -> None:
+        for i in rounds(divide_by=2):
+            rng = random.Random(i)
+            wg = gofer.WaitGroup()
+            gs = [wg.go(child, rng) if rng.random() < 0.8 else wg.go(plain) for _ in range(5)]
+            if rng.random() < 0.5:
+                gs[0].cancel()
+            await wg.wait()
+            assert [g.state for g in gs] == ["dead"] * 5
+            assert gofer.num_goroutine() == 1
+
+    gofer.run(main, procs=procs)
+
+
+def test_conditions_whose_mutex_is_left_locked_at_the_end(procs: int) -> None:
+    """Waiters end one after the other, each with the mutex, whoever left it locked."""
+    inside: Inside
+
+    async def waiter(cond: gofer.Cond, rng: random.Random) -> None:
+        await cond.mu.lock()
+        try:
+            await cond.wait()
+        finally:
+            inside.enter()
+            with contextlib.suppress(gofer.Cancelled):
+                await pause(rng)
+            inside.leave()
+            if rng.random() < 0.8:
+                cond.mu.unlock()
+
+    async def main(rng: random.Random) -> None:
+        cond = gofer.Cond(gofer.Mutex())
+        for _ in range(5):
+            gofer.go(waiter, cond, rng)
+        for _ in range(rng.randrange(5)):
+            await gofer.gosched()
+        if rng.random() < 0.3:
+            cond.broadcast()
+        await cond.mu.lock()
+
+    for i in rounds(divide_by=10):
+        inside = Inside()
+        gofer.run(main, random.Random(i), procs=procs)
+
+
 def test_a_group_ends_with_all_its_goroutines(procs: int) -> None:
     """Whether they return, fail, are cancelled or cancel the group; at the end each is dead."""
 
@@ -556,5 +640,29 @@ def test_a_flight_is_shared_by_whoever_is_there(procs: int) -> None:
             await cancel_some(gs[1:], random.Random(i))
             await all_end(gs)
             await until(lambda: flying.load() == 0)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_failure_in_a_group_frees_the_turn_of_nobody(procs: int) -> None:
+    """The others are cancelled before the permit of the one that failed can be another's."""
+
+    async def main() -> None:
+        for _ in rounds(divide_by=10):
+            called: list[int] = []
+
+            async def worker(i: int, called: list[int] = called) -> None:
+                called.append(i)
+                raise KeyError(i)
+
+            with pytest.raises(ExceptionGroup):
+                await gofer.go(fail_together, worker)
+            assert len(called) == 1
+
+    async def fail_together(worker: Any) -> None:
+        async with gofer.Group(limit=1) as g:
+            for i in range(10):
+                g.go(worker, i)
+            await gofer.sleep(100_000)
 
     gofer.run(main, procs=procs)

@@ -1,0 +1,8 @@
+// The echo server, as benchmarks/echo.py.
+package main
+
+import "gofer/benchmarks/bench"
+
+func main() {
+	bench.Echo()
+}

@@ -1,0 +1,305 @@
+"""TLS over a Conn, with Python's ssl module doing the cryptography in memory."""
+
+import contextlib
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from gofer._core import Conn, Listener, Mutex, Operation
+from gofer._errors import ClosedError, IncompleteRead, LimitExceeded
+
+T = TypeVar("T")
+
+RAW = 65536  # read from the socket at a time
+RECORDS = 65536  # encrypted before it is written: memory stays flat however much is written
+
+
+class TLSConn(Conn):
+    """A Conn that encrypts. The handshake happens in dial(), or with a server's first operation.
+
+    One goroutine may read while another writes. A stream that ends without the peer saying so
+    (close_notify) has been cut short: ssl.SSLEOFError.
+
+    >>> conn = await net.dial("example.org", 443, tls=True)
+    >>> conn.ssl_object.version()
+    'TLSv1.3'
+    """
+
+    __slots__ = (
+        "_broken",
+        "_buffer",
+        "_eof",
+        "_incoming",
+        "_lock",
+        "_outgoing",
+        "_reading",
+        "_said_bye",
+        "_shaken",
+        "_writing",
+        "ssl_object",
+    )
+
+    ssl_object: ssl.SSLObject
+    _incoming: ssl.MemoryBIO
+    _outgoing: ssl.MemoryBIO
+    _lock: threading.Lock
+    _reading: Mutex
+    _writing: Mutex  # also keeps what is in _outgoing in order on its way out
+    _buffer: bytearray  # decrypted, not yet asked for
+    _shaken: bool
+    _said_bye: bool
+    _broken: bool
+    _eof: bool
+
+    def __new__(
+        cls, fd: int, tls: ssl.SSLContext, server_side: bool, server_hostname: str | None
+    ) -> "TLSConn":
+        self = super().__new__(cls, fd)
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        self.ssl_object = tls.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+        self._lock = threading.Lock()
+        self._reading = Mutex()
+        self._writing = Mutex()
+        self._buffer = bytearray()
+        self._broken = False
+        self._shaken = False
+        self._said_bye = False
+        self._eof = False
+        return self
+
+    # --- the encrypted stream ---
+
+    def _locked(self, fn: Callable[..., T], *args: Any) -> T:
+        """Call it, one thread at a time: OpenSSL gives up the GIL and needs this, BIOs included."""
+        with self._lock:
+            return fn(*args)
+
+    async def _flush(self) -> None:
+        """Write what the protocol has to say. Holds _writing."""
+        while data := self._locked(self._outgoing.read):
+            try:
+                await super().write(data)
+            except BaseException:
+                self._broken = True  # half a record may be out
+                raise
+
+    async def _say(self) -> None:
+        if self._outgoing.pending:
+            async with self._writing:
+                await self._flush()
+
+    async def _hear(self) -> None:
+        """Read what the peer has to say. Holds _reading."""
+        if data := await super().read(RAW):
+            self._locked(self._incoming.write, data)
+        else:
+            self._locked(self._incoming.write_eof)
+
+    async def handshake(self) -> None:
+        """Agree on keys, if that has not been done. Reads and writes do it by themselves.
+
+        >>> await conn.handshake()
+        >>> conn.ssl_object.selected_alpn_protocol()
+        'h2'
+        """
+        if self._shaken:
+            return
+        async with self._reading:
+            await self._handshake()
+
+    async def _handshake(self) -> None:
+        while not self._shaken:
+            try:
+                self._locked(self.ssl_object.do_handshake)
+                self._shaken = True
+            except ssl.SSLWantReadError:
+                await self._say()
+                await self._hear()
+            except ssl.SSLError:
+                await self._last_words()
+                raise
+        await self._say()
+
+    async def _last_words(self) -> None:
+        """The alert that tells the peer what is wrong, if it still listens."""
+        with contextlib.suppress(OSError):
+            await self._say()
+
+    async def _decrypt(self, n: int) -> bytes:
+        """At most n bytes, b'' at the end. Holds _reading."""
+        if not self._shaken:
+            await self._handshake()
+        while not self._eof:
+            try:
+                data = self._locked(self.ssl_object.read, n)
+                if data:
+                    return data
+                self._eof = True
+            except ssl.SSLWantReadError:
+                await self._say()
+                await self._hear()
+            except ssl.SSLZeroReturnError:
+                self._eof = True
+            except ssl.SSLEOFError:
+                raise
+            except ssl.SSLError:
+                await self._last_words()
+                raise
+            if self._outgoing.pending:  # renewed keys, say
+                await self._say()
+        return b""
+
+    # --- Conn ---
+
+    async def read(self, n: int = 65536) -> bytes:  # type: ignore[override]
+        """As Conn.read()."""
+        _check_size(n)
+        async with self._reading:
+            if self._buffer:
+                return self._take(min(n, len(self._buffer)))
+            return await self._decrypt(min(n, 1 << 20)) if n else b""
+
+    def _take(self, n: int) -> bytes:
+        data = bytes(memoryview(self._buffer)[:n])
+        del self._buffer[:n]
+        return data
+
+    async def read_into(self, buf: Any) -> int:  # type: ignore[override]
+        """As Conn.read_into()."""
+        with memoryview(buf).cast("B") as view:
+            data = await self.read(len(view))
+            view[: len(data)] = data
+            return len(data)
+
+    async def read_exactly(self, n: int) -> bytes:  # type: ignore[override]
+        """As Conn.read_exactly()."""
+        _check_size(n)
+        async with self._reading:
+            while len(self._buffer) < n:
+                if not (data := await self._decrypt(RAW)):
+                    raise IncompleteRead(self._take(len(self._buffer)), n)
+                self._buffer += data
+            return self._take(n)
+
+    async def read_until(self, sep: bytes, limit: int = 65536) -> bytes:  # type: ignore[override]
+        """As Conn.read_until()."""
+        if not sep or limit < 1:
+            raise ValueError("read_until() needs a separator and a positive limit")
+        start = 0
+        async with self._reading:
+            while (at := self._buffer.find(sep, start)) < 0 and len(self._buffer) < limit:
+                start = max(0, len(self._buffer) - len(sep) + 1)
+                if not (data := await self._decrypt(RAW)):
+                    raise IncompleteRead(self._take(len(self._buffer)), None)
+                self._buffer += data
+            if at < 0 or at + len(sep) > limit:
+                raise LimitExceeded(f"no {sep!r} within {limit} bytes")
+            return self._take(at + len(sep))
+
+    async def write(self, data: Any) -> None:  # type: ignore[override]
+        """As Conn.write()."""
+        pieces = data if isinstance(data, list | tuple) else (data,)
+        await self.handshake()
+        async with self._writing:
+            for piece in pieces:
+                with memoryview(piece).cast("B") as view:
+                    for start in range(0, len(view), RECORDS):
+                        self._check_writable()
+                        self._locked(self.ssl_object.write, view[start : start + RECORDS])
+                        await self._flush()
+
+    def _check_writable(self) -> None:
+        if self.closed or self._said_bye:
+            raise ClosedError("use of closed connection")
+        if self._broken:
+            raise ClosedError("an earlier write was cut short: nothing can follow it")
+
+    def _say_bye(self) -> None:
+        """close_notify, if it can go out at once: nobody waits for it."""
+        if self._said_bye or self._broken or not self._shaken or not self._writing.try_lock():
+            return
+        self._said_bye = True
+        try:
+            self._locked(self.ssl_object.unwrap)
+        except ssl.SSLError:
+            pass  # the peer has not said goodbye yet
+        finally:
+            self._writing.unlock()
+        if data := self._locked(self._outgoing.read):
+            self.write_nowait(data)
+
+    def close_write(self) -> Operation[None]:
+        """As Conn.close_write(), and the peer can tell that it is no accident."""
+        self._say_bye()
+        return super().close_write()
+
+    def close(self) -> Operation[None]:
+        """As Conn.close(), and the peer can tell that it is no accident."""
+        if not self.closed:
+            self._say_bye()
+            self.discard_input()  # tickets that a server sends unasked
+        return super().close()
+
+
+def _check_size(n: int) -> None:
+    if n < 0:
+        raise ValueError(f"a number of bytes cannot be negative: {n}")
+
+
+class TLSListener(Listener):
+    """A Listener whose connections are TLSConns.
+
+    A client that is slow with its handshake, or fails in it, bothers nobody but whoever serves it.
+    """
+
+    __slots__ = ("tls",)
+    tls: ssl.SSLContext
+
+    def __new__(cls, fd: int, tls: ssl.SSLContext) -> "TLSListener":
+        self = super().__new__(cls, fd)
+        self.tls = tls
+        return self
+
+    def _wrap(self, conn: Conn) -> TLSConn:
+        return TLSConn(conn.detach(), self.tls, True, None)
+
+    async def accept(self) -> TLSConn:  # type: ignore[override]
+        """As Listener.accept()."""
+        return self._wrap(await super().accept())
+
+    async def __anext__(self) -> TLSConn:  # type: ignore[override]
+        return self._wrap(await super().__anext__())
+
+
+def client_context(tls: object) -> ssl.SSLContext:
+    """What dial(tls=...) means."""
+    if tls is True:
+        return ssl.create_default_context()
+    return server_context(tls)
+
+
+def server_context(tls: object) -> ssl.SSLContext:
+    """What listen(tls=...) means: a server needs its certificate."""
+    if isinstance(tls, ssl.SSLContext):
+        return tls
+    raise TypeError(f"tls must be an ssl.SSLContext, not {tls!r}")
+
+
+async def start(
+    conn: Conn, tls: ssl.SSLContext, server_side: bool, server_hostname: str | None
+) -> TLSConn:
+    """Encrypt a connection from here on. It is closed if that fails."""
+    encrypted = TLSConn(conn.detach(), tls, server_side, server_hostname)
+    try:
+        await encrypted.handshake()
+    except BaseException:
+        encrypted.close()
+        raise
+    return encrypted
+
+
+for _cls in (TLSConn, TLSListener):
+    _cls.__module__ = "gofer.net"
+del _cls

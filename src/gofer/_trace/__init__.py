@@ -1,0 +1,1 @@
+"""Reading traces, and showing them. Only gofer.trace is public."""

@@ -1,0 +1,497 @@
+"""Preemption: goroutines that compute, and reach no scheduling point, share the Ps with others."""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import gofer
+from gofer import _core
+from tests.support import FREE_THREADED, run_program, until
+
+needs_monitoring = pytest.mark.skipif(
+    sys.version_info < (3, 12), reason="sys.monitoring, which stops code, is new in Python 3.12"
+)
+TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
+
+
+class Hogs:
+    """Loops that never call the runtime, each counting its rounds."""
+
+    def __init__(self, n: int) -> None:
+        self.rounds = [0] * n
+        self.stop = False
+
+    async def spin(self, i: int) -> None:
+        rounds = self.rounds
+        while not self.stop:
+            rounds[i] += 1
+
+    def spin_plainly(self, i: int) -> None:
+        rounds = self.rounds
+        while not self.stop:
+            rounds[i] += 1
+
+    async def all_have_run(self) -> None:
+        """Since the call."""
+        before = self.rounds[:]
+        await until(
+            lambda: all(n > b for n, b in zip(self.rounds, before, strict=True)), "every hog's turn"
+        )
+
+
+def preemptions() -> int:
+    """So far, in this process."""
+    return _core.counters()["preemptions"]
+
+
+async def preempted(times: int = 5) -> None:
+    """Wait until that has happened."""
+    before = preemptions()
+    await until(lambda: preemptions() >= before + times, "preemptions")
+
+
+# --- Taking turns ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+def test_loops_share_the_ps_with_each_other_and_with_all_others(procs: int, plain: bool) -> None:
+    async def main() -> None:
+        hogs = Hogs(2 * procs)
+        loop: Callable[[int], Any] = hogs.spin_plainly if plain else hogs.spin
+        goroutines = [gofer.go(loop, i) for i in range(2 * procs)]
+        for _ in range(5):
+            await hogs.all_have_run()
+        hogs.stop = True
+        for g in goroutines:
+            await g
+
+    gofer.run(main, procs=procs)
+
+
+@needs_monitoring
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+def test_loops_are_stopped_when_their_slice_is_over(procs: int, plain: bool) -> None:
+    async def main() -> None:
+        hogs = Hogs(procs + 2)
+        loop: Callable[[int], Any] = hogs.spin_plainly if plain else hogs.spin
+        goroutines = [gofer.go(loop, i) for i in range(procs + 2)]
+        await preempted(10)
+        # as many as have no P are stopped
+        await until(lambda: _core.counters()["stopped_threads"] >= 2, "stopped threads")
+        hogs.stop = True
+        for g in goroutines:
+            await g
+        assert _core.counters()["stopped_threads"] == 0
+
+    gofer.run(main, procs=procs)
+
+
+@needs_monitoring
+def test_turns_are_fair() -> None:
+    async def main() -> None:
+        hogs = Hogs(4)
+        for i in range(4):
+            gofer.go(hogs.spin, i)
+        await until(lambda: min(hogs.rounds) > 0)
+        before = hogs.rounds[:]
+        await gofer.sleep(2)
+        after = hogs.rounds[:]
+        hogs.stop = True
+        done = [a - b for a, b in zip(after, before, strict=True)]
+        assert max(done) < 8 * min(done), done
+
+    gofer.run(main, procs=1)
+
+
+def test_a_timer_is_served_beside_loops(procs: int) -> None:
+    async def main() -> float:
+        hogs = Hogs(procs)
+        for i in range(procs):
+            gofer.go(hogs.spin, i)
+        await until(lambda: all(hogs.rounds))
+        start = time.monotonic()
+        for _ in range(20):
+            await gofer.sleep(0.001)
+        hogs.stop = True
+        return time.monotonic() - start
+
+    # alone it takes 20 ms, and for ever if loops kept their Ps
+    assert gofer.run(main, procs=procs) < 20
+
+
+# --- The code that is stopped does not notice -----------------------------------------------------
+
+
+def fib(n: int) -> int:
+    return n if n < 2 else fib(n - 1) + fib(n - 2)
+
+
+def sieve(n: int) -> int:
+    return sum(1 for i in range(2, n) if all(i % k for k in range(2, int(i**0.5) + 1)))
+
+
+def tree(n: int) -> Iterator[int]:
+    if n > 0:
+        yield from tree(n - 1)
+        yield n
+        yield from tree(n - 1)
+
+
+def walk() -> int:
+    return sum(tree(15))
+
+
+def failing(n: int) -> int:
+    caught = 0
+    for i in range(n):
+        try:
+            if i % 2:
+                raise ValueError(i)
+        except ValueError as exc:
+            caught += exc.args[0]
+    return caught
+
+
+def comprehend(n: int) -> int:
+    return len({str(i): list(range(i % 7)) for i in range(n)})
+
+
+WORK = [
+    (fib, (22,), 17711),
+    (sieve, (8000,), 1007),
+    (walk, (), 65519),
+    (failing, (60_000,), 900_000_000),
+    (comprehend, (40_000,), 40_000),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "result"), WORK, ids=[w[0].__name__ for w in WORK])
+def test_results_are_right(procs: int, fn: Any, args: tuple[Any, ...], result: int) -> None:
+    async def task() -> int:
+        return int(fn(*args))
+
+    async def main() -> None:
+        goroutines = [gofer.go(task) for _ in range(4)] + [gofer.go(fn, *args) for _ in range(4)]
+        for g in goroutines:
+            assert await g == result
+
+    gofer.run(main, procs=procs)
+
+
+@needs_monitoring
+def test_a_lock_that_a_stopped_goroutine_holds_is_released_in_time() -> None:
+    async def main() -> None:
+        lock = threading.Lock()
+        hogs = Hogs(2)
+
+        async def holds() -> None:
+            with lock:
+                await_until = time.monotonic() + 0.2
+                while time.monotonic() < await_until:
+                    pass
+
+        async def wants() -> bool:
+            with lock:
+                return True
+
+        gofer.go(hogs.spin, 0)
+        gofer.go(hogs.spin, 1)
+        holder = gofer.go(holds)
+        await until(lock.locked)
+        assert await gofer.go(wants)
+        await holder
+        hogs.stop = True
+
+    gofer.run(main, procs=1)
+
+
+def test_a_module_whose_import_takes_long_stops_nobody(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_to_import.py").write_text(
+        "import time\nuntil = time.monotonic() + 0.3\nwhile time.monotonic() < until: pass\n"
+    )
+    (tmp_path / "quick_to_import.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    async def slow() -> str:
+        import slow_to_import  # type: ignore[import-not-found]
+
+        return str(slow_to_import.__name__)
+
+    async def quick() -> int:
+        import quick_to_import  # type: ignore[import-not-found]
+
+        return int(quick_to_import.value)
+
+    async def main() -> None:
+        imports = gofer.go(slow)
+        assert await gofer.go(quick) == 1
+        assert await imports == "slow_to_import"
+
+    try:
+        gofer.run(main, procs=1)
+    finally:
+        sys.modules.pop("slow_to_import", None)
+        sys.modules.pop("quick_to_import", None)
+
+
+def test_code_that_is_traced_and_profiled_goes_on() -> None:
+    calls = 0
+
+    def profile(frame: Any, event: str, arg: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    async def main() -> None:
+        hogs = Hogs(2)
+
+        async def profiled() -> int:
+            sys.setprofile(profile)
+            try:
+                return fib(18)
+            finally:
+                sys.setprofile(None)
+
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        assert await gofer.go(profiled) == 2584
+        hogs.stop = True
+
+    gofer.run(main, procs=1)
+    assert calls > 5000
+
+
+# --- A stopped goroutine, seen from outside -------------------------------------------------------
+
+
+@needs_monitoring
+def test_a_stopped_goroutine_is_runnable_and_shows_its_stack() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(2)]
+        await hogs.all_have_run()
+        await until(lambda: _core.counters()["stopped_threads"] == 2)
+        for g in goroutines:
+            assert g.state == "runnable"
+            assert [frame.name for frame in g.stack()] == ["spin"]
+        hogs.stop = True
+
+    gofer.run(main, procs=1)
+
+
+@needs_monitoring
+def test_cancelling_it_waits_for_its_next_operation() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(2)]
+        await hogs.all_have_run()
+        for g in goroutines:
+            g.cancel()
+        await hogs.all_have_run()
+        hogs.stop = True
+        for g in goroutines:
+            await g  # it ended by itself, without an operation
+
+    gofer.run(main, procs=1)
+
+
+# --- The end of the run ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
+def test_the_end_of_main_ends_endless_loops(procs: int, plain: bool) -> None:
+    begun, ended = [], []
+
+    def spin(i: int) -> None:
+        begun.append(i)
+        try:
+            while True:
+                i += 1
+        finally:
+            ended.append(sys.exc_info()[0])
+
+    async def spin_async(i: int) -> None:
+        spin(i)
+
+    async def main() -> None:
+        for i in range(procs + 1):
+            gofer.go(spin if plain else spin_async, i)
+        await until(lambda: len(begun) == procs + 1)
+
+    gofer.run(main, procs=procs)
+    assert ended == [gofer.Cancelled] * (procs + 1)
+
+
+def test_a_slow_clean_up_is_not_cut_short(procs: int) -> None:
+    cleaned = []
+
+    async def works() -> None:
+        try:
+            await gofer.Chan[None]().recv()
+        finally:
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                pass
+            cleaned.append(True)
+
+    async def main() -> None:
+        g = gofer.go(works)
+        await until(lambda: g.state == "waiting")
+
+    gofer.run(main, procs=procs)
+    assert cleaned == [True]
+
+
+def test_the_second_ctrl_c_ends_an_endless_main() -> None:
+    done = run_program(
+        """
+        import os, signal, threading, time, gofer
+
+        async def main():
+            for seconds in (0.2, 0.4):
+                threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGINT)).start()
+            while True:
+                pass
+
+        try:
+            gofer.run(main)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """
+    )
+    assert done.check() == "interrupted\n"
+
+
+# --- sys.monitoring belongs to others too ---------------------------------------------------------
+
+
+@needs_monitoring
+def test_without_a_free_tool_id_loops_are_handed_off() -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    for tool in TOOL_IDS:
+        monitoring.use_tool_id(tool, "somebody else")
+    try:
+
+        async def main() -> None:
+            hogs = Hogs(2)
+            before = _core.counters()
+            for i in range(2):
+                gofer.go(hogs.spin, i)
+            for _ in range(3):
+                await hogs.all_have_run()
+            assert preemptions() == before["preemptions"]
+            assert _core.counters()["handoffs"] > before["handoffs"]
+            hogs.stop = True
+
+        gofer.run(main, procs=1)
+    finally:
+        for tool in TOOL_IDS:
+            monitoring.free_tool_id(tool)
+
+
+@needs_monitoring
+def test_other_tools_see_what_they_asked_for() -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    starts = 0
+
+    def started(code: Any, offset: int) -> None:
+        nonlocal starts
+        starts += code is fib.__code__
+
+    monitoring.use_tool_id(monitoring.COVERAGE_ID, "coverage")
+    try:
+        monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.PY_START, started)
+        monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.PY_START)
+
+        async def main() -> None:
+            hogs = Hogs(2)
+            for i in range(2):
+                gofer.go(hogs.spin, i)
+            await preempted()
+            assert await gofer.go(fib, 15) == 610
+            hogs.stop = True
+
+        gofer.run(main, procs=1)
+    finally:
+        monitoring.set_events(monitoring.COVERAGE_ID, 0)
+        monitoring.free_tool_id(monitoring.COVERAGE_ID)
+    assert starts == 1973
+
+
+@needs_monitoring
+def test_nothing_stays_behind() -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await preempted()
+        assert [monitoring.get_tool(tool) for tool in TOOL_IDS].count("gofer") == 1
+        hogs.stop = True
+
+    gofer.run(main, procs=1)
+    for tool in TOOL_IDS:
+        assert monitoring.get_tool(tool) is None
+        monitoring.use_tool_id(tool, "test")
+        assert monitoring.get_local_events(tool, Hogs.spin.__code__) == 0
+        monitoring.free_tool_id(tool)
+
+
+@needs_monitoring
+def test_a_program_that_needs_no_preemption_takes_no_tool_id(procs: int) -> None:
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+
+    async def main() -> None:
+        await gofer.sleep(0.05)
+        assert [monitoring.get_tool(tool) for tool in TOOL_IDS] == [None, None]
+
+    gofer.run(main, procs=procs)
+
+
+def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOFERDEBUG", "asyncpreemptoff=1")
+
+    async def main() -> None:
+        hogs = Hogs(2)
+        before = preemptions()
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        for _ in range(3):
+            await hogs.all_have_run()
+        assert preemptions() == before
+        hogs.stop = True
+
+    gofer.run(main, procs=1)
+
+
+# --- C code ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not FREE_THREADED, reason="with the GIL a long call of C code stops everybody")
+def test_a_long_call_of_c_code_beside_loops_stops_nobody() -> None:
+    async def c_code() -> int:
+        return pow(7, 6_000_000) & 1
+
+    async def main() -> None:
+        start = time.monotonic()
+        await gofer.go(c_code)
+        alone = time.monotonic() - start
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        g = gofer.go(c_code)
+        turns = 0
+        while not g.done():
+            await gofer.sleep(alone / 100)
+            turns += 1
+        hogs.stop = True
+        # if each stop of a loop waited for the C code, there would be a handful
+        assert turns > 10, (turns, alone)
+
+    gofer.run(main, procs=2)

@@ -296,10 +296,14 @@ def test_not_with_a_sleeper_that_will_do_nothing_of_use(procs: int) -> None:
         handles: list[gofer.Goroutine[None]] = []
 
         def watch() -> None:
+            while not handles or handles[0].state != "waiting":
+                time.sleep(0.001)
             time.sleep(0.3)
-            assert not ended.is_set()
-            assert handles[0].state == "waiting"
-            handles[0].cancel("enough")
+            try:
+                assert not ended.is_set()
+                assert handles[0].state == "waiting"
+            finally:
+                handles[0].cancel("enough")
 
         async def watched() -> None:
             handles.append(gofer.current())

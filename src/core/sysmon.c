@@ -121,7 +121,7 @@ static bool is_away(M *m)
  * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
 static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 {
-    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
     return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
@@ -161,6 +161,10 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
 /* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
+    /* A slice that we see for the first time began since the last look. */
+    static int64_t last_ns;
+    int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
+    last_ns = now;
     int taken = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
@@ -175,7 +179,7 @@ static int retake(int64_t now)
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
-            seen[i].since_ns = now;
+            seen[i].since_ns = now - since_look;
             seen[i].since_cpu_ns = cpu;
             seen[i].asked_ns = 0;
         }

@@ -954,7 +954,8 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
 int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
-int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
+bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
+int64_t hurry(M *m);           /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */

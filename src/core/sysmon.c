@@ -90,17 +90,12 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
-/* Main has ended, and somebody must be idle to hurry() the others. */
-static bool nobody_hurries(void)
-{
-    return atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0;
-}
 
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
-           nobody_hurries() || atomic_load(&netpoll_due);
+           nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
@@ -237,7 +232,7 @@ static void *sysmon(void *Py_UNUSED(arg))
             }
             next = next_refresh < next ? next_refresh : next;
         }
-        if (nobody_hurries()) {
+        if (nobody_hurries(now)) {
             start_m(false); /* if there is an idle P; else retake() sees to it */
         }
         if (netpoll_stalled(now)) {

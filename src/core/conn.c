@@ -1445,10 +1445,11 @@ PyDoc_STRVAR(
     ">>> conn.close()");
 PyDoc_STRVAR(detach_doc,
              "detach()\n--\n\n"
-             "Give up the descriptor and return it, still open.\n\n>>> fd = conn.detach()");
+             "Give up the descriptor and return it, still open.\n\n"
+             ">>> fd = conn.detach()\n>>> os.close(fd)");
 PyDoc_STRVAR(fileno_doc,
              "fileno()\n--\n\n"
-             "The descriptor, -1 if closed. It stays this object's.\n\n>>> conn.fileno()\n7");
+             "The descriptor, -1 if closed. It stays this object's.\n\n>>> fd = conn.fileno()");
 PyDoc_STRVAR(set_deadline_doc,
              "set_deadline(seconds, /)\n--\n\n"
              "From so many seconds on, reads and writes raise TimeoutError, also those that\n"
@@ -1485,7 +1486,8 @@ static PyTypeObject Descriptor_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.net.Descriptor",
     .tp_basicsize = sizeof(Conn),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "What Conn, Listener and PacketConn share.",
+    .tp_doc = "What Conn, Listener and PacketConn share.\n\n>>> isinstance(conn, net.Descriptor)\n"
+              "True",
     .tp_dealloc = descriptor_dealloc,
     .tp_repr = descriptor_repr,
     .tp_weaklistoffset = offsetof(Conn, weakrefs),
@@ -1890,7 +1892,7 @@ static PyTypeObject PacketConn_Type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and "
               "net.dial_udp().\n\n"
-              ">>> udp = net.listen_udp('127.0.0.1', 5353)",
+              ">>> udp = net.listen_udp('127.0.0.1', 0)",
     .tp_new = descriptor_tp_new,
     .tp_as_async = &packet_async,
     .tp_methods = packet_methods,

@@ -211,6 +211,7 @@ class lock_os_thread:  # used as a function, and with `with`
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
 
+    >>> lock = gofer.lock_os_thread()
     >>> gofer.unlock_os_thread()
     """
     _core.unlock_os_thread()
@@ -243,7 +244,10 @@ def goexit() -> NoReturn:
     Others go on. If main does it, they run to their end, and then run() raises Deadlock, as no
     goroutine is left that could end the program.
 
-    >>> gofer.goexit()
+    >>> async def worker(job):
+    ...     if job is None:
+    ...         gofer.goexit()
+    >>> gofer.go(worker, None)
     """
     current()
     raise GoExit
@@ -252,8 +256,7 @@ def goexit() -> NoReturn:
 def num_cpu() -> int:
     """The CPUs this process was allowed to use when it started.
 
-    >>> gofer.num_cpu()
-    8
+    >>> limit = 2 * gofer.num_cpu()
     """
     return _num_cpu
 
@@ -265,8 +268,7 @@ def gomaxprocs(n: int = 0) -> int:
     The default is the environment's GOMAXPROCS, else the CPUs allowed by affinity and cgroup quota,
     followed while running; 1 with the GIL.
 
-    >>> gofer.gomaxprocs(4)
-    1
+    >>> before = gofer.gomaxprocs(4)
     >>> gofer.gomaxprocs()
     4
     """
@@ -284,7 +286,8 @@ def set_max_threads(n: int) -> int:
 
     A program that needs more ends: run() raises RuntimeError.
 
-    >>> gofer.set_max_threads(100)
-    10000
+    >>> before = gofer.set_max_threads(100)
+    >>> gofer.set_max_threads(before)
+    100
     """
     return _core.set_max_threads(_check_int(n, "the limit", 1, MAX_THREADS))

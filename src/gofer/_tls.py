@@ -100,9 +100,8 @@ class TLSConn(Conn):
     async def handshake(self) -> None:
         """Agree on keys, if that has not been done. Reads and writes do it by themselves.
 
+        >>> conn = await net.dial("example.org", 443, tls=True)
         >>> await conn.handshake()
-        >>> conn.ssl_object.selected_alpn_protocol()
-        'h2'
         """
         if self._shaken:
             return
@@ -252,6 +251,10 @@ class TLSListener(Listener):
     """A Listener whose connections are TLSConns.
 
     A client that is slow with its handshake, or fails in it, bothers nobody but whoever serves it.
+
+    >>> tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # and load_cert_chain()
+    >>> listener = net.listen("127.0.0.1", 0, tls=tls)
+    >>> listener.close()
     """
 
     __slots__ = ("tls",)

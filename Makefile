@@ -176,7 +176,7 @@ linted: $(VENV)/.group-lint $(VENV)/.installed
 # The reference is made from the docstrings of the installed package.
 .PHONY: documented
 documented: $(VENV)/.group-docs $(VENV)/.installed
-	$(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	$(PY) tools/docs/check.py build/docs
 
 .PHONY: formatted

@@ -20,6 +20,7 @@ import gofer
 from gofer import _dial, atomic, context, net, process, trace
 from tests.net_support import conn_and_socket, echo, make_certificate, serve
 
+
 async def fetch(*args: Any) -> str:
     return "a page"
 

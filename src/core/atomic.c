@@ -126,10 +126,10 @@ static PyObject *word_repr(PyObject *self)
 }
 
 #define METHODS(load, store, swap, cas)                                                      \
-    {"load", load, METH_NOARGS, "load()\n--\n\nThe value.\n\n>>> n.load()\n1"},                 \
+    {"load", load, METH_NOARGS, "load()\n--\n\nThe value.\n\n>>> n.load()\n1"},              \
         {"store", store, METH_O, "store(value, /)\n--\n\nSet the value.\n\n>>> n.store(2)"}, \
         {"swap", swap, METH_O,                                                               \
-         "swap(new, /)\n--\n\nSet the value; return the old one.\n\n>>> n.swap(2)\n1"},         \
+         "swap(new, /)\n--\n\nSet the value; return the old one.\n\n>>> n.swap(2)\n1"},      \
         {"compare_and_swap", cas, METH_VARARGS,                                              \
          "compare_and_swap(old, new, /)\n--\n\nSet it to new if it is old; say whether.\n\n" \
          ">>> n.compare_and_swap(1, 2)\nTrue"}

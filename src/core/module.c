@@ -27,7 +27,7 @@ PyDoc_STRVAR(
     "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
     "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
-    "...     case Selected(0, value, ok): ...");
+    "...     case Selected(0, value, ok):\n...         print(value)\n1");
 
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {

@@ -844,7 +844,8 @@ static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ss
     {"lock", mutex_lock_method, METH_NOARGS,                                                  \
      "lock()\n--\n\nOperation: lock it.\n\n>>> await mu.lock()"},                             \
         {"unlock", mutex_unlock_method, METH_NOARGS,                                          \
-         "unlock()\n--\n\nUnlock it; RuntimeError if it is not locked.\n\n>>> await mu.lock()\n>>> mu.unlock()"},  \
+         "unlock()\n--\n\nUnlock it; RuntimeError if it is not locked.\n\n>>> await "         \
+         "mu.lock()\n>>> mu.unlock()"},                                                       \
         {"try_lock", mutex_try_lock, METH_NOARGS,                                             \
          "try_lock()\n--\n\nLock it if that needs no waiting.\n\n>>> mu.try_lock()\nTrue"},   \
         {"locked", mutex_locked, METH_NOARGS,                                                 \
@@ -938,7 +939,8 @@ static PyMethodDef rw_methods[] = {
     {"rlock", rw_rlock, METH_NOARGS,
      "rlock()\n--\n\nOperation: lock it for reading, beside other readers.\n\n>>> await "
      "rw.rlock()"},
-    {"runlock", rw_runlock, METH_NOARGS, "runlock()\n--\n\nUndo one rlock().\n\n>>> await rw.rlock()\n>>> rw.runlock()"},
+    {"runlock", rw_runlock, METH_NOARGS,
+     "runlock()\n--\n\nUndo one rlock().\n\n>>> await rw.rlock()\n>>> rw.runlock()"},
     {"try_rlock", rw_try_rlock, METH_NOARGS,
      "try_rlock()\n--\n\nLock it for reading if that needs no waiting.\n\n>>> "
      "rw.try_rlock()\nTrue"},

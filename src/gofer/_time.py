@@ -70,7 +70,7 @@ def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
 
 
 class Ticker:
-    """A channel that gets the time every `s` seconds.
+    """A channel, `c`, that gets the time every `s` seconds.
 
     It keeps its phase. Of several ticks that nobody received in time, one is left.
 

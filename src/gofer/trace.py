@@ -306,7 +306,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Task:
-    """A piece of work that several goroutines do together: see `task`.
+    """A piece of work that several goroutines do together: see `task`. Has a `name` and an `id`.
 
     >>> with trace.task("request") as t:
     ...     print(t.name)
@@ -355,7 +355,7 @@ def _check_name(name: object, what: str) -> str:
 
 
 class region:  # reads as a statement
-    """Name what a goroutine does in the block, also across awaits. Regions nest.
+    """Give a `name` to what a goroutine does in the block, also across awaits. Regions nest.
 
     >>> with trace.region("parse"):
     ...     page = await fetch(url)

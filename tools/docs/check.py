@@ -1,6 +1,6 @@
 """Check a built site: every link and anchor inside it holds, and nothing is loaded from elsewhere.
 
-    python tools/docs/check.py build/docs
+python tools/docs/check.py build/docs
 """
 
 import sys
@@ -30,6 +30,10 @@ class Page(HTMLParser):
             self.loads.append(found["href"])
 
 
+def is_elsewhere(link: str) -> bool:
+    return urlsplit(link).scheme not in ("", "data") or link.startswith("//")
+
+
 def problems(site: Path) -> list[str]:
     """What is wrong, a line each."""
     # The page for what is not found is served from anywhere, so its links begin at the root.
@@ -37,9 +41,7 @@ def problems(site: Path) -> list[str]:
     found = []
     for path, page in sorted(pages.items()):
         where = path.relative_to(site)
-        for load in page.loads:
-            if urlsplit(load).scheme not in ("", "data") or load.startswith("//"):
-                found.append(f"{where}: loads {load}")
+        found += [f"{where}: loads {load}" for load in page.loads if is_elsewhere(load)]
         for link in (*page.links, *page.loads):
             parts = urlsplit(link)
             if parts.scheme or parts.netloc:
@@ -49,9 +51,8 @@ def problems(site: Path) -> list[str]:
                 target /= "index.html"
             if not target.is_file():
                 found.append(f"{where}: {link}: there is no such file")
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    found.append(f"{where}: {link}: there is no such anchor")
+            elif target in pages and unquote(parts.fragment) not in ("", *pages[target].anchors):
+                found.append(f"{where}: {link}: there is no such anchor")
     if len(pages) < 10:
         found.append(f"{site}: only {len(pages)} pages")
     return found

@@ -374,30 +374,6 @@ def test_timers_fire_in_time_while_an_m_waits_in_the_poller(procs: int) -> None:
     assert gofer.run(main, procs=procs) < 0.02
 
 
-def test_an_m_that_slept_for_a_timer_before_there_was_a_poller_waits_in_it(procs: int) -> None:
-    """While main blocks, another M gets the P, and sleeps until the next timer."""
-
-    async def main() -> float:
-        gofer.go(sleeper)
-        await gofer.gosched()
-        with gofer.blocking():
-            time.sleep(0.05)
-        reader, writer = os.pipe()  # the first descriptor of this run
-        with os.fdopen(writer, "wb", buffering=0) as file:
-            ringer = threading.Timer(0.05, file.write, [b"here"])
-            ringer.start()
-            started = time.monotonic()
-            async with net.open_fd(reader) as conn:
-                assert await conn.read() == b"here"
-            ringer.join()
-        return time.monotonic() - started
-
-    async def sleeper() -> None:
-        await gofer.sleep(10)
-
-    assert gofer.run(main, procs=procs) < 5  # and not when the timer is due
-
-
 def test_short_sleeps_are_short_in_the_poller() -> None:
     """Less than a millisecond is waited for by the nanosecond."""
 

@@ -161,7 +161,7 @@ bool netpoll_start(void)
     }
     unlock(&net.lock);
     if (first && error == 0) {
-        poller_opened();
+        poller_look(TIME_NEVER); /* Ms that sleep already do not sleep in the poller */
     }
     errno = error;
     return error == 0;

@@ -459,22 +459,6 @@ void poller_look(int64_t when_ns)
     }
 }
 
-/* There is an epoll now: an M that sleeps until the next timer shall sleep in there. stop_m decides under the
- * lock where, so it has seen that, or we see it here. */
-void poller_opened(void)
-{
-    lock(&sched.lock);
-    M *m = sched.poller;
-    if (m != NULL) {
-        idle_m_remove(m);
-        m_wake(m); /* without a P: it looks again and sleeps again */
-    }
-    unlock(&sched.lock);
-    if (m == NULL) {
-        wakep(); /* nobody watches, and we may be busy for long */
-    }
-}
-
 static void wired_m_remove(M *m) /* sched.lock */
 {
     if (m->idle_prev != NULL) {

@@ -149,8 +149,10 @@ def run(
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
+    options = _debug.options()
+    _debug.run_begins(options)
     coro = _as_coroutine(main, args)
-    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
+    _core.set_async_preempt(options.get("asyncpreemptoff") != "1")
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (

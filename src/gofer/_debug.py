@@ -1,30 +1,43 @@
 """GOFERDEBUG: a comma-separated list of name=value, as GODEBUG is for Go."""
 
 import os
-from collections.abc import Callable
+import warnings
 
-# What is to be done before the first run(), by `gofer run`.
-before_first_run: list[Callable[[], None]] = []
-# Python threads that serve who looks at the program, and never wake a goroutine.
-service_threads: set[int] = set()
+# What each of them takes: a whole number of milliseconds, or a switch.
+MILLISECONDS = ("schedtrace", "stallwarn")
+SWITCHES = ("scheddetail", "asyncpreemptoff", "socket")
+
+_warned: set[str] = set()
 
 
-def options() -> dict[str, str]:
-    """What the environment variable says now; an item without a value has the value "1".
+def options() -> dict[str, int]:
+    """What the environment variable says now; an item without a value has the value 1.
+
+    What it says wrongly is left out, and warned of once.
 
     >>> os.environ["GOFERDEBUG"] = "schedtrace=1000,asyncpreemptoff=1"
     >>> options()
-    {'schedtrace': '1000', 'asyncpreemptoff': '1'}
+    {'schedtrace': 1000, 'asyncpreemptoff': 1}
     """
-    items = (item.partition("=") for item in os.environ.get("GOFERDEBUG", "").split(",") if item)
-    return {name.strip(): value.strip() or "1" for name, _, value in items}
-
-
-def run_begins(options: dict[str, str]) -> None:
-    """A run() begins, with these options."""
-    while before_first_run:
-        before_first_run.pop(0)()
-    if options.get("socket", "0") != "0":
-        from gofer import _debugsocket  # which most programs do not need
-
-        _debugsocket.serve()
+    found = {}
+    for item in os.environ.get("GOFERDEBUG", "").split(","):
+        name, _, value = (part.strip() for part in item.partition("="))
+        value = value or "1"
+        if name in MILLISECONDS:
+            if value.isascii() and value.isdigit() and len(value) < 10:
+                found[name] = int(value)
+                continue
+            wrong = f"{name}={value}: it takes a whole number of milliseconds"
+        elif name in SWITCHES:
+            if value in ("0", "1"):
+                found[name] = int(value)
+                continue
+            wrong = f"{name}={value}: it takes 0 or 1"
+        elif not name:
+            continue
+        else:
+            wrong = f"{name}: there is no such setting; there are {', '.join(sorted(MILLISECONDS + SWITCHES))}"
+        if wrong not in _warned:
+            _warned.add(wrong)
+            warnings.warn(f"GOFERDEBUG: {wrong}", RuntimeWarning, stacklevel=3)
+    return found

@@ -37,7 +37,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gofer import _core, _debug
+from gofer import _core, _watched
 
 MAX_REQUEST = 1 << 16
 MAX_CLIENTS = 32
@@ -353,7 +353,7 @@ class _Server:
         return listener
 
     def serve(self) -> None:
-        _debug.service_threads.add(threading.get_ident())
+        _watched.service_threads.add(threading.get_ident())
         self.started.set()
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         self.selector.register(self.listener, selectors.EVENT_READ)
@@ -410,7 +410,7 @@ class _Server:
         os.write(self.wakened, b"x")
         self.thread.join(1.0)
         if not self.thread.is_alive():  # it may be in the middle of a long dump: its files stay
-            _debug.service_threads.clear()
+            _watched.service_threads.clear()
             self.close_files()
 
 
@@ -455,7 +455,7 @@ def _forked() -> None:
     global _lock, _server, _failed
     _lock = threading.Lock()
     _failed = False
-    _debug.service_threads.clear()
+    _watched.service_threads.clear()
     if _server is not None:
         _server.close_files()
         _server = None

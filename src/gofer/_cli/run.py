@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import gofer
-from gofer import _debug, trace
+from gofer import _watched, trace
 from gofer._cli.text import UsageError, why
 
 PACKAGE = os.path.dirname(gofer.__file__) + os.sep
@@ -123,7 +123,8 @@ def set_environment(options: argparse.Namespace) -> None:
     """Through the environment: for every run() in the program, and in those that it starts."""
     if options.procs is not None:
         os.environ["GOMAXPROCS"] = str(options.procs)
-    debug = _debug.options()
+    items = (item.partition("=") for item in os.environ.get("GOFERDEBUG", "").split(",") if item)
+    debug = {name.strip(): value for name, _, value in items}
     if options.schedtrace is not None:
         debug["schedtrace"] = str(options.schedtrace)
     if options.scheddetail:
@@ -131,7 +132,9 @@ def set_environment(options: argparse.Namespace) -> None:
     if options.socket is not None:
         debug["socket"] = str(int(options.socket))
     debug.setdefault("socket", "1")
-    os.environ["GOFERDEBUG"] = ",".join(f"{name}={value}" for name, value in debug.items())
+    os.environ["GOFERDEBUG"] = ",".join(
+        f"{name}={value}" if value else name for name, value in debug.items()
+    )
 
 
 class Recording:
@@ -145,7 +148,7 @@ class Recording:
         except OSError as exc:
             raise UsageError(f"cannot write {path!r}: {why(exc)}") from None
         self.pid = os.getpid()
-        _debug.before_first_run.append(self.begin)
+        _watched.before_first_run.append(self.begin)
         # Before gofer's own, which was registered earlier and says nothing.
         atexit.register(self.end)
 
@@ -249,7 +252,7 @@ def _own_tracebacks() -> Iterator[None]:
 def execute(program: Program) -> int:
     """Run it. Its result is the exit status, unless it raises something."""
     ran: list[bool] = []
-    _debug.before_first_run.append(lambda: ran.append(True))
+    _watched.before_first_run.append(lambda: ran.append(True))
     sys.argv[:] = program.argv
     if not sys.flags.safe_path:
         sys.path[0] = program.path0

@@ -307,8 +307,8 @@ def test_too_many_are_turned_away_and_the_others_served(place: Path) -> None:
         open_ones = []
         for _ in range(40):
             sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-            sock.settimeout(PATIENCE)
             sock.connect(str(path))
+            sock.settimeout(PATIENCE)
             open_ones.append(sock)
         served = 0
         for sock in open_ones:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from gofer.runtime import Histogram
 
 import gofer
 from gofer import metrics, runtime
+from gofer.runtime import Histogram
 from tests.support import run_program
 
 

@@ -345,7 +345,7 @@ class _Server:
             listener.setblocking(False)
             listener.bind(address(self.directory, new))
             os.chmod(new, 0o600, dir_fd=self.directory)
-            listener.listen(MAX_CLIENTS)
+            listener.listen(128)
             os.rename(new, self.name, src_dir_fd=self.directory, dst_dir_fd=self.directory)
         except BaseException:
             listener.close()
@@ -378,16 +378,19 @@ class _Server:
 
     def accept(self) -> None:
         try:
-            sock, _ = self.listener.accept()
-        except OSError:  # it has gone again; or there are no descriptors, and it is tried again
-            return time.sleep(0.01)
-        sock.setblocking(False)
-        if peer(sock)[1] != os.geteuid() or len(self.clients) >= MAX_CLIENTS:
-            return sock.close()
-        client = _Client(sock)
-        self.clients.add(client)
-        self.selector.register(sock, client.interest, client)
-        return None
+            while True:
+                sock, _ = self.listener.accept()
+                if peer(sock)[1] != os.geteuid() or len(self.clients) >= MAX_CLIENTS:
+                    sock.close()
+                    continue
+                sock.setblocking(False)
+                client = _Client(sock)
+                self.clients.add(client)
+                self.selector.register(sock, client.interest, client)
+        except BlockingIOError:
+            pass
+        except OSError:  # there are no descriptors, for example: it is tried again
+            time.sleep(0.01)
 
     def drop(self, client: _Client) -> None:
         self.selector.unregister(client.sock)

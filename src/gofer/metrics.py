@@ -104,7 +104,7 @@ def _cumulative(h: Histogram) -> list[tuple[float, int]]:
 def _estimated_sum(h: Histogram) -> float:
     """The sum of all times, each taken for the middle of its bucket."""
     total = 0.0
-    for n, low, high in zip(h.counts, h.buckets, h.buckets[1:], strict=True):
+    for n, low, high in zip(h.counts, h.buckets[:-1], h.buckets[1:], strict=True):
         if n:
             low = max(low, 0.0)
             total += n * (low if high == float("inf") else (low + max(high, 0.0)) / 2)

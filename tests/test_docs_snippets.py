@@ -59,6 +59,9 @@ def test_runs_and_prints(where: str, tmp_path: Path) -> None:
             pytest.skip("distributed is not installed: the extra gofer[dask]")
         if SANITIZED:
             pytest.skip("Dask's own C extensions are not built for sanitizers")
+    for package in ("prometheus_client", "opentelemetry"):
+        if package in source and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: an extra")
     program = tmp_path / "snippet.py"  # a file, since processes that are spawned import it
     program.write_text(source)
     end = run_program(program, cwd=tmp_path)

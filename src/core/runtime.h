@@ -655,7 +655,7 @@ M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
 P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
-void poller_look(int64_t when_ns); /* a timer for then has been added */
+void poller_look(int64_t when_ns); /* a timer for then has been added; 1: look again in any case */
 P *pidle_get(void);                /* sched.lock */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);

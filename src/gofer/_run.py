@@ -10,7 +10,17 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
+from gofer import (
+    _asyncgen,
+    _cgroup,
+    _core,
+    _debug,
+    _future,
+    _hooks,
+    _watched,
+    signals,
+    trace,
+)
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -149,8 +159,9 @@ def run(
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
-    coro = _as_coroutine(main, args)
     debug = _debug.options()
+    _watched.run_begins(debug)
+    coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))

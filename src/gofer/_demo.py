@@ -99,8 +99,8 @@ async def deadlock() -> None:
     await gofer.go(other, name="other")
 
 
-async def main() -> None:
-    """The scenes, one after the other."""
+async def scenes() -> None:
+    """One after the other."""
     gil = getattr(sys, "_is_gil_enabled", lambda: True)()
     head(f"26 goroutines on 1 P (Python {sys.version.split()[0]}, GIL {'on' if gil else 'off'})")
     await scene(1, 1.5)
@@ -122,11 +122,16 @@ async def gofer_sleep(seconds: float) -> None:
     await gofer.sleep(seconds)
 
 
-if __name__ == "__main__":
-    gofer.run(main)
+def main() -> None:
+    """All of it."""
+    gofer.run(scenes)
     head("a deadlock is found the moment it happens")
     try:
         gofer.run(deadlock)
     except gofer.Deadlock as exc:
         print(exc)
     print("\nNext: read README.md, then change a line of this file and run it again.")
+
+
+if __name__ == "__main__":
+    main()

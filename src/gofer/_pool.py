@@ -735,9 +735,8 @@ class WorkerPool(Generic[Job, Value]):
                 stats, now = self.stats, time.monotonic()
                 rate = (stats.completed - before) / (now - since)
                 before, since = stats.completed, now
-                print(
-                    f"{_line(name_of(self._handler), stats)}, {rate:.0f}/s", file=stream, flush=True
-                )
+                stream.write(f"{_line(name_of(self._handler), stats)}, {rate:.0f}/s\n")
+                stream.flush()
         except (OSError, ValueError):  # nobody listens any more
             return
         finally:

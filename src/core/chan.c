@@ -122,6 +122,23 @@ static PyObject *take(Chan *ch)
     return value;
 }
 
+/* It is full: twice the room. The values that wrap around its end follow the others. */
+static SLOW bool grow(Chan *ch)
+{
+    PyObject **buf = PyMem_RawMalloc((size_t)ch->cap * 2 * sizeof *buf);
+    if (buf == NULL) {
+        return false;
+    }
+    size_t first = (size_t)(ch->cap - ch->head);
+    memcpy(buf, ch->buf + ch->head, first * sizeof *buf);
+    memcpy(buf + first, ch->buf, (size_t)ch->head * sizeof *buf);
+    PyMem_RawFree(ch->buf);
+    ch->buf = buf;
+    ch->head = 0;
+    ch->cap *= 2;
+    return true;
+}
+
 /* Eats *value if it succeeds. 1: done, 0: would block, -1: closed. */
 static int try_send(Chan *ch, PyObject *value, Wake *wake)
 {
@@ -134,7 +151,8 @@ static int try_send(Chan *ch, PyObject *value, Wake *wake)
         op_set_state(receiver, OP_FIRED);
         return 1;
     }
-    if (atomic_load_explicit(&ch->count, memory_order_relaxed) < ch->cap) {
+    bool room = atomic_load_explicit(&ch->count, memory_order_relaxed) < ch->cap;
+    if (room || (unlikely(ch->grows) && grow(ch))) {
         put(ch, value);
         return 1;
     }
@@ -199,8 +217,9 @@ bool chan_ready(const Chan *ch, int kind, int64_t *now_ns)
     }
     bool closed = atomic_load_explicit(&ch->closed, memory_order_relaxed);
     Py_ssize_t count = atomic_load_explicit(&ch->count, memory_order_relaxed);
-    return closed || (kind == CHAN_SEND ? queue_first(&ch->recvq) != NULL || count < ch->cap
-                                        : queue_first(&ch->sendq) != NULL || count > 0);
+    return closed ||
+           (kind == CHAN_SEND ? queue_first(&ch->recvq) != NULL || count < ch->cap || ch->grows
+                              : queue_first(&ch->sendq) != NULL || count > 0);
 }
 
 /* op->who is set; the queue takes a reference of its own. */
@@ -651,7 +670,7 @@ static PyObject *chan_anext(PyObject *self)
  * does not open again, so if it is open now it was so at the first look, and the answer was right then. */
 static bool hopeless(Chan *ch, int kind)
 {
-    if (HAVE_GIL || ch->timed) {
+    if (HAVE_GIL || ch->timed || ch->grows) {
         return false;
     }
     Py_ssize_t count = atomic_load(&ch->count);
@@ -750,7 +769,8 @@ static int chan_bool(PyObject *Py_UNUSED(self))
 
 static PyObject *chan_cap(PyObject *self, void *Py_UNUSED(c))
 {
-    return PyLong_FromSsize_t(chan_of(self)->cap);
+    const Chan *ch = chan_of(self);
+    return PyLong_FromSsize_t(ch->grows ? PY_SSIZE_T_MAX : ch->cap);
 }
 
 static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
@@ -807,6 +827,15 @@ static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
 PyObject *chan_new(Py_ssize_t cap)
 {
     return (PyObject *)chan_alloc(&Chan_Type, cap);
+}
+
+static PyObject *growing_chan(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    Chan *ch = chan_alloc(&Chan_Type, 4);
+    if (ch != NULL) {
+        ch->grows = true;
+    }
+    return (PyObject *)ch;
 }
 
 static PyObject *chan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -904,9 +933,13 @@ static PyObject *chan_repr(PyObject *self)
         Py_XDECREF(state);
         return r;
     }
-    return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap,
-        atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "", (void *)ch);
+    const char *closed = atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "";
+    if (ch->grows) {
+        return PyUnicode_FromFormat("<%s %zd values%s at %p>", name + 1, chan_len(self), closed,
+                                    (void *)ch);
+    }
+    return PyUnicode_FromFormat("<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap, closed,
+                                (void *)ch);
 }
 
 #define SEND_METHODS                                                                               \
@@ -1075,8 +1108,16 @@ PyTypeObject RecvChan_Type = {
     .tp_getset = view_getset,
 };
 
+static PyMethodDef chan_functions[] = {
+    {"growing_chan", growing_chan, METH_NOARGS, NULL}, /* sends to it never wait */
+    {NULL},
+};
+
 bool chan_module_init(PyObject *mod)
 {
+    if (PyModule_AddFunctions(mod, chan_functions) < 0) {
+        return false;
+    }
     PyTypeObject *hidden[] = {&ChanOp_Type, &SelectOp_Type};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
         if (PyType_Ready(hidden[i]) < 0) {

@@ -33,6 +33,7 @@ struct Chan {
     ObjLock lock; /* over all below; the atomic ones may be looked at without it */
     _Atomic uint8_t closed;
     bool timed; /* it is a TimeChan */
+    bool grows; /* a send finds room always: `cap` is what there is for now, under the lock only */
     Py_ssize_t cap, head;
     _Atomic Py_ssize_t count;
     PyObject **buf;                 /* a ring; owned */

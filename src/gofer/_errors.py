@@ -63,6 +63,16 @@ class ChannelClosed(Exception):
     """
 
 
+class PoolClosed(ChannelClosed, RuntimeError):
+    """The WorkerPool has been shut down and takes no more jobs.
+
+    >>> try:
+    ...     await pool.submit(job)
+    ... except PoolClosed:
+    ...     save_for_later(job)
+    """
+
+
 class WouldBlock(Exception):
     """The operation cannot be done at once.
 
@@ -119,7 +129,14 @@ class GoExit(BaseException):
     """What goexit() raises, to unwind the goroutine."""
 
 
-for _cls in (Cancelled, Deadlock, GoroutineLeakWarning, ChannelClosed, WouldBlock):
+for _cls in (
+    Cancelled,
+    Deadlock,
+    GoroutineLeakWarning,
+    ChannelClosed,
+    PoolClosed,
+    WouldBlock,
+):
     _cls.__module__ = "gofer"  # where users import it from, and what tracebacks should say
 del _cls
 for _net in (ClosedError, IncompleteRead, LimitExceeded):

@@ -32,6 +32,7 @@ MAX_THREADS = 2**31 - 1
 _core.configure(_hooks)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
+procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run
 
 
 @functools.cache
@@ -288,7 +289,11 @@ def gomaxprocs(n: int = 0) -> int:
     global _wanted_procs
     _check_int(n, "gomaxprocs", 0, MAX_PROCS)
     if _core.running():
-        return _core.gomaxprocs(n)
+        procs = _core.gomaxprocs(n)
+        if n not in (0, procs):
+            for changed in list(procs_watchers):
+                changed()
+        return procs
     before = _wanted_procs or _environment_procs() or _default_procs()
     _wanted_procs = n or _wanted_procs
     return before

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import time
 import types
 import warnings
@@ -45,7 +46,7 @@ def nothing(*args: Any) -> None:
 PLAIN: dict[str, Any] = {
     "gofer": gofer,
     **{name: getattr(gofer, name) for name in gofer.__all__},
-    **{module.__name__: module for module in (os, signal, socket, ssl, time, warnings)},
+    **{module.__name__: module for module in (os, signal, socket, ssl, sys, time, warnings)},
     "main": main,
 }
 OBJECTS: dict[str, Any] = {
@@ -71,6 +72,8 @@ OBJECTS: dict[str, Any] = {
     "query": "select 1",
     "counter": 0,
     "hits": 17,
+    "job": 17,
+    "save_for_later": nothing,
     "ready": True,
     "slow": True,
     "config": {"port": 80},
@@ -199,7 +202,17 @@ async def some_executor(stack: contextlib.AsyncExitStack) -> ThreadPoolExecutor:
     return stack.enter_context(ThreadPoolExecutor(1))
 
 
-MADE["pool"] = MADE["executor"] = some_executor
+MADE["executor"] = some_executor
+
+
+@made
+async def pool(stack: contextlib.AsyncExitStack) -> gofer.WorkerPool[Any, None]:
+    return await stack.enter_async_context(gofer.WorkerPool(2, work))
+
+
+@made
+async def collector(_: contextlib.AsyncExitStack) -> Any:
+    return gofer.metrics.Collector()
 
 
 @made

@@ -26,7 +26,7 @@ def offload(
     nobody will hear. As a case of select() it is cancelled if another case comes first.
 
     >>> async with timeout(60):
-    ...     digest = await offload(pool, slow_hash, data)
+    ...     digest = await offload(executor, slow_hash, data)
     """
     from concurrent.futures import Executor
 

@@ -25,7 +25,10 @@ PAGES = {
         "Group WaitGroup Mutex RWMutex Cond Semaphore Once once_value Pool",
     ),
     "time": ("Time", "sleep timeout after after_func Timer Ticker"),
-    "blocking": ("Blocking work", "blocking offload wait_future block WorkerPool"),
+    "blocking": (
+        "Blocking work and pools",
+        "blocking offload wait_future WorkerPool Result PoolStats ShutdownReport PoolClosed",
+    ),
     "errors": (
         "Errors",
         "Cancelled ChannelClosed WouldBlock Deadlock GoroutineLeakWarning",
@@ -172,7 +175,7 @@ def _markdown(thing: Any) -> str:
         elif inside and not line:
             lines.append("```")
             inside = False
-        lines.append(line)
+        lines.append(line.partition("  # doctest:")[0])
     if inside:
         lines.append("```")
     return "\n".join(lines) + "\n"

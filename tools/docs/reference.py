@@ -10,8 +10,8 @@ import importlib.resources
 import inspect
 import itertools
 import re
-import textwrap
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -150,9 +150,7 @@ def _fields(cls: type) -> dict[str, str]:
     """The fields of a record: what stands below each, or behind it as a comment."""
     if not hasattr(cls, "__dataclass_fields__") and not hasattr(cls, "_fields"):
         return {}
-    source = textwrap.dedent(inspect.getsource(cls))
-    (node,) = ast.parse(source).body
-    assert isinstance(node, ast.ClassDef)
+    node, lines = _classes()[cls.__name__]
     found = {}
     for field, below in itertools.zip_longest(node.body, node.body[1:]):
         if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
@@ -160,10 +158,22 @@ def _fields(cls: type) -> dict[str, str]:
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
             text = inspect.cleandoc(str(below.value.value))
         else:
-            text = source.splitlines()[(field.end_lineno or 1) - 1].partition("  # ")[2]
+            text = lines[(field.end_lineno or 1) - 1].partition("  # ")[2]
         if not text.startswith("type: "):
             found[field.target.id] = " ".join(text.split())
     return found if any(found.values()) else {}
+
+
+@functools.cache
+def _classes() -> dict[str, tuple[ast.ClassDef, list[str]]]:
+    """The source of every class. inspect looks where the class says it lives: in gofer."""
+    found = {}
+    for path in Path(_core.__file__).parent.glob("*.py"):
+        source = path.read_text()
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name] = node, source.splitlines()
+    return found
 
 
 def _siblings(qualified: str) -> list[str]:

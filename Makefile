@@ -73,7 +73,7 @@ FORCE:
 
 .PHONY: demo
 demo: $(VENV)/.installed ## see it work
-	$(PY) examples/demo.py $(ARGS)
+	$(PY) -m gofer._demo $(ARGS)
 
 PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 

@@ -35,6 +35,11 @@ int preempt_threads(void)
     return 0;
 }
 
+bool all_in_bytecode(void)
+{
+    return true; /* whoever gives the GIL away is at a boundary */
+}
+
 #else
 
 #include <sys/prctl.h>
@@ -138,7 +143,7 @@ static M *m_after(M *m)
 
 #if HAVE_GIL
 
-static bool all_in_bytecode(void)
+bool all_in_bytecode(void)
 {
     return true; /* whoever gives the GIL away is at a boundary */
 }
@@ -165,7 +170,7 @@ static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
 
 /* Have each thread that is attached to Python do something at its next boundary, and see whether it does, soon.
  * (Of threads that are no Ms we know nothing.) Detached. */
-static bool all_in_bytecode(void)
+bool all_in_bytecode(void)
 {
     bool waits = true, in_c = false;
     int64_t until = nanotime() + PROBE_MAX_NS;

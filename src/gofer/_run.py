@@ -151,7 +151,9 @@ def run(
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
-    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
+    debug = _debug.options()
+    _core.set_async_preempt(not debug.get("asyncpreemptoff"))
+    _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (

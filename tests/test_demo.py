@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.support import FREE_THREADED, SANITIZED, TINY, run_program
+from tests.support import FREE_THREADED, SANITIZED, TINY, busy, run_program
 
 pytestmark = pytest.mark.skipif(SANITIZED or TINY, reason="this build is slow")
 
@@ -44,9 +44,11 @@ def test_what_it_claims_is_so(plain: str) -> None:
     """Every P of scene 2 has had its share, asyncio has stalled and gofer has not, and so on."""
     shares = re.findall(r"slices: (.*);", plain)[1]
     assert all(int(n) > 0 for n in re.findall(r"P\d+ (\d+)", shares))
-    gaps = {name: int(ms) for name, ms in re.findall(r"(\w+) +[.X]+ longest gap (\d+)", plain)}
-    assert gaps["asyncio"] >= 390
-    assert gaps["gofer"] < 390
+    gaps = re.findall(r"(\w+) +[.X]+ longest gap (\d+)", plain)
+    assert [name for name, _ in gaps] == ["asyncio", "gofer", "gofer"]
+    assert int(gaps[0][1]) >= 390
+    if not busy():
+        assert max(int(ms) for _, ms in gaps[1:]) < 390
     assert "20,000 goroutines started" in plain
     assert re.search(r"shutdown: \d+ completed, \d+ cancelled or never begun", plain)
     assert "GoroutineLeakWarning: goroutine 2 (forgotten) leaked" in plain

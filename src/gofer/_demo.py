@@ -276,7 +276,9 @@ async def pool(screen: Screen, seconds: float) -> None:
             for job in ("cpu", "io", "io", "io"):
                 await workers.submit(job)
 
-    async with gofer.WorkerPool(16, handle, queue=32, cpu_bound=lambda job: job == "cpu") as workers:
+    async with gofer.WorkerPool(
+        16, handle, queue=32, cpu_bound=lambda job: job == "cpu"
+    ) as workers:
         feeder = gofer.go(submit, workers)
         end = time.monotonic() + seconds
         with screen.pictures() as every:
@@ -354,7 +356,9 @@ def tour(screen: Screen, quick: bool) -> None:
     )
     if gil:
         screen.say("With the GIL one P runs at a time, and the default is 1 P: the first scenes")
-        screen.say("show how goroutines are scheduled, not a gain in speed. Python 3.14t has no GIL.")
+        screen.say(
+            "show how goroutines are scheduled, not a gain in speed. Python 3.14t has no GIL."
+        )
     screen.scene(
         1, "26 goroutines on 1 P", "Each letter is a slice of one goroutine; they take turns."
     )

@@ -102,6 +102,11 @@ def spin(seconds: float) -> int:
     return rounds
 
 
+def busy() -> bool:
+    """Whether others are at work on this machine, so that nothing can be said about times."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1
+
+
 def here(offset: int = 0) -> str:
     """`file:line` of the caller, `offset` lines further: what created_at says of a go() there."""
     frame = sys._getframe(1)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import FREE_THREADED, SANITIZED, TINY
+from tests.support import FREE_THREADED, SANITIZED, TINY, busy
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
@@ -33,8 +33,7 @@ def run(name: str) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     if not SANITIZED and not TINY:
-        # Ten seconds on an idle machine. Here others may be at work.
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < (60 if busy() else 10)
     return done.stdout
 
 
@@ -131,7 +130,7 @@ def test_blocking() -> None:
         for name in ("asyncio", "gofer")
     }
     assert gaps["asyncio"] > 390
-    assert gaps["gofer"] < 300
+    assert busy() or gaps["gofer"] < 300
 
 
 @slowed_down
@@ -155,7 +154,7 @@ def test_gomaxprocs() -> None:
     cpus = len(os.sched_getaffinity(0))
     if not FREE_THREADED:
         assert "python3.14t has none" in out
-    elif cpus > 1 and os.getloadavg()[0] < cpus + 1:  # we are the load, or nearly so
+    elif cpus > 1 and not busy():
         assert times > 1.3
 
 
@@ -189,7 +188,8 @@ def test_leak() -> None:
     assert [n > 200 * (i + 1) for i, n in enumerate(alive[:3])] == [True] * 3  # each request leaks
     assert max(alive[3:]) < alive[2] + 100  # the cured one does not
     assert "600 goroutines wait for what nobody can do any more" in out
-    assert re.search(r"600 x backend, created at leak\.py:\d+, in chan send", out)
+    found = re.findall(r"(\d+) x backend, created at leak\.py:\d+, in chan send", out)
+    assert sum(map(int, found)) == 600
     assert "await answers.send" in out.partition("the dump")[2]
 
 

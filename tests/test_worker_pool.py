@@ -400,7 +400,7 @@ def test_the_pool_goes_on_whatever_the_handler_does(
         if what == "cancel":
             gofer.current().cancel()
             return
-        raise what
+        raise type(what)(*what.args)  # one of its own: it keeps the frames of its traceback
 
     def plain_handler(n: int) -> int:
         if n == 1:

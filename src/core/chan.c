@@ -661,6 +661,32 @@ PyObject *chan_recv_op(Chan *ch)
     return chanop_new(ch, CHAN_RECV_OK, NULL);
 }
 
+PyObject *chan_next_op(Chan *ch)
+{
+    return chanop_new(ch, CHAN_NEXT, NULL);
+}
+
+PyObject *chan_send_op(Chan *ch, PyObject *value)
+{
+    return chanop_new(ch, CHAN_SEND, value);
+}
+
+PyObject *chan_take_now(Chan *ch)
+{
+    M *m = tls_m;
+    if (unlikely(!op_undisturbed(m))) {
+        return NULL;
+    }
+    obj_lock(&ch->lock);
+    bool some = atomic_load_explicit(&ch->count, memory_order_relaxed) > 0;
+    PyObject *value = some && queue_first(&ch->sendq) == NULL ? take(ch) : NULL;
+    obj_unlock(&ch->lock);
+    if (value != NULL) {
+        m->ops_left--;
+    }
+    return value;
+}
+
 static PyObject *chan_anext(PyObject *self)
 {
     return chanop_new(chan_of(self), CHAN_NEXT, NULL);
@@ -697,29 +723,34 @@ static PyObject *nowait_failed(int done, const Wake *wake, const char *if_closed
     return NULL;
 }
 
+bool chan_put(Chan *ch, PyObject *value)
+{
+    Wake wake = {0};
+    if (sharing()) {
+        compat_share(value);
+    }
+    obj_lock(&ch->lock);
+    int done = try_send(ch, value, &wake);
+    obj_unlock(&ch->lock);
+    if (done > 0) {
+        wake_now(tls_m, &wake);
+        return true;
+    }
+    Py_DECREF(value);
+    nowait_failed(done, &wake, "send on closed channel");
+    return false;
+}
+
 static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
 {
     Chan *ch = chan_of(self);
-    Wake wake = {0};
     if (check_forked()) {
         return NULL;
     }
     if (hopeless(ch, CHAN_SEND)) {
         return would_block();
     }
-    if (sharing()) {
-        compat_share(value);
-    }
-    Py_INCREF(value);
-    obj_lock(&ch->lock);
-    int done = try_send(ch, value, &wake);
-    obj_unlock(&ch->lock);
-    if (done > 0) {
-        wake_now(tls_m, &wake);
-        Py_RETURN_NONE;
-    }
-    Py_DECREF(value);
-    return nowait_failed(done, &wake, "send on closed channel");
+    return chan_put(ch, Py_NewRef(value)) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))

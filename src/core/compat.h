@@ -219,6 +219,18 @@ static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
     return frame;
 }
 
+/* A new tuple of a type that is derived from tuple, to be filled. */
+static inline PyObject *compat_tuple_new(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *tuple = type->tp_alloc(type, n);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (tuple != NULL) {
+        ((PyTupleObject *)tuple)->ob_hash = -1; /* not known yet */
+    }
+#endif
+    return tuple;
+}
+
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.
  * When another thread drops the last one, the object goes through a locked queue back to its creator.
  * Goroutines and what they carry are made to change threads, so we merge the two counts of such an

@@ -113,8 +113,9 @@ static int module_exec(PyObject *mod)
     trace_init();
     tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
-        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !pool_module_init(mod) ||
+        !fdwait_module_init(mod) || !conn_module_init(mod) ||
+        PyModule_AddFunctions(mod, block_methods) < 0 ||
         PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;

@@ -911,6 +911,7 @@ bool sema_module_init(PyObject *mod);
 bool time_module_init(PyObject *mod);
 bool context_module_init(PyObject *mod);
 bool atomic_module_init(PyObject *mod);
+bool pool_module_init(PyObject *mod);
 
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);

@@ -5,11 +5,11 @@ What a job costs is two channel operations, one to get in and one to get out, an
   "no more jobs" means: who waits in submit() is told, what is in the queue can still be taken.
 - Results go to a channel that grows, so a worker never waits for whoever reads them.
 - Nothing is counted twice. Each worker has counters of its own, which .stats adds up.
+- The loop of a worker with an async handler is in C, as submit() is: see src/core/pool.c.
 
 Every job that was accepted gives one Result, whatever happens, because it is always in one place:
-the queue, the lane of the CPU-bound, or the list `running` of a worker. Whoever takes it out of
-there accounts for it. That is the worker itself, or a shutdown that waited for long enough;
-list.pop() lets one of them have it, on every build of Python.
+the queue, the lane of the CPU-bound, or with a worker. Whoever takes it out of there accounts for
+it. That is the worker itself, or a shutdown that waited for long enough; take() lets one have it.
 """
 
 import collections
@@ -112,22 +112,21 @@ class ShutdownReport(NamedTuple):
         return self.cancelled + self.abandoned + self.never_begun
 
 
-_result: Callable[..., Result[Any, Any]] = tuple.__new__  # what Result() does, without its checks
-
-
 class _Worker:
     """One of the goroutines, as others see it."""
 
-    __slots__ = ("cancelled", "done", "ended", "failed", "id", "running", "started")
+    __slots__ = ("cancelled", "ended", "failed", "id", "loop")
 
-    def __init__(self) -> None:
+    def __init__(self, loop: "_core._PoolWorker") -> None:
         self.id = 0
-        self.running: list[Any] = []  # its job, while the handler has it
-        self.started = 0.0  # when the handler got it
-        self.done = 0
+        self.loop = loop  # has the job while the handler has it, and its own count of those done
         self.failed = 0
         self.cancelled: list[Any] = []
         self.ended = False
+
+    @property
+    def completed(self) -> int:
+        return self.loop.done + self.failed
 
 
 class _Lane:
@@ -199,7 +198,7 @@ class _Lane:
                 self.stalled -= 1
 
 
-class WorkerPool(Generic[Job, Value]):
+class WorkerPool(_core.PoolBase, Generic[Job, Value]):
     """Goroutines that handle jobs from a bounded queue, and give their results on a channel.
 
     `handler`, async or plain, is called with each job, by at most `workers` at once. `queue` is how
@@ -264,14 +263,16 @@ class WorkerPool(Generic[Job, Value]):
         self._executor = executor
         self._own_executor = False
         self._monitor = sys.stderr if monitor is True else monitor or None
-        self._workers = [_Worker() for _ in range(workers)]
         self._left = atomic.Int(workers)
         self._jobs: _core.Chan[Job] = _core.Chan(size)
         self._results: _core.Chan[Result[Job, Value]] = _core.growing_chan()
+        self._workers = [
+            _Worker(_core.pool_worker(self._jobs, self._results, handler, Result))
+            for _ in range(workers)
+        ]
         self._receiver = self._results.receiver
         self._lane = _Lane(workers, size + workers) if cpu_bound is not None else None
         self._ended: _core.Chan[None] = _core.Chan()  # closed at the end of all
-        self._send: Callable[[Job], _core.Operation[None]] = self._refuse_new
         self._state = "new"
         self._closing = threading.Lock()
         self._context: context.Context | None = None
@@ -281,20 +282,21 @@ class WorkerPool(Generic[Job, Value]):
 
     # --- Jobs in, results out ---
 
-    def submit(self, job: Job, timeout: float | None = None) -> _core.Operation[None]:
-        """Operation: hand a job over, waiting while the queue is full; TimeoutError after
-        `timeout`.
+    if TYPE_CHECKING:
 
-        Whoever is cancelled, or out of time, has not submitted it. After shutdown(), or if that
-        comes meanwhile: ChannelClosed.
+        def submit(self, job: Job, timeout: float | None = None) -> _core.Operation[None]: ...
 
-        >>> await pool.submit(job, timeout=0.5)
-        """
-        if timeout is None:
-            return self._send(job)
-        seconds = _check_seconds(timeout, "submit()")
+    def _submit(self, job: Job, timeout: float | None = None) -> _core.Operation[None]:
+        """What submit() does if there is a time limit, or anything is wrong."""
+        seconds = None if timeout is None else _check_seconds(timeout, "submit()")
+        if self._state == "new":
+            raise RuntimeError(
+                "submit() to a WorkerPool before its block: async with WorkerPool(...) as pool"
+            )
         if self._state != "open":
-            return self._send(job)  # which says why not
+            self._refuse_closed()
+        if seconds is None:
+            return self._jobs.send(job)
         waiting: Any = self._submit_within(job, seconds)
         operation: _core.Operation[None] = waiting
         return operation
@@ -309,19 +311,14 @@ class WorkerPool(Generic[Job, Value]):
                 try:
                     which, _, _ = await _core.select(jobs.send(job), _core.sleep(seconds))
                 except ChannelClosed:
-                    self._refuse_closed(job)
+                    self._refuse_closed()
                 if which == 0:
                     return
             raise TimeoutError(f"the queue of the WorkerPool was full for {seconds:g} s") from None
         except ChannelClosed:
-            self._refuse_closed(job)
+            self._refuse_closed()
 
-    def _refuse_new(self, job: Job) -> _core.Operation[None]:
-        raise RuntimeError(
-            "submit() to a WorkerPool before its block: async with WorkerPool(...) as pool"
-        )
-
-    def _refuse_closed(self, job: Job) -> NoReturn:
+    def _refuse_closed(self) -> NoReturn:
         raise PoolClosed("submit() to a WorkerPool that has been shut down")
 
     @property
@@ -343,8 +340,8 @@ class WorkerPool(Generic[Job, Value]):
         0
         """
         workers, lane = self._workers, self._lane
-        running = sum(len(w.running) for w in workers)
-        done = sum(w.done for w in workers)
+        running = sum(w.loop.busy for w in workers)
+        done = sum(w.completed for w in workers)
         waiting = len(lane.waiting) if lane is not None else 0
         queued = len(self._jobs) + waiting
         lost = sum(len(w.cancelled) for w in workers) + len(self._abandoned)
@@ -406,35 +403,23 @@ class WorkerPool(Generic[Job, Value]):
             try:
                 return await serve(me)
             except Cancelled:
-                if self._stopping or _over(self._context) or cancelled_at == me.done:
+                if self._stopping or _over(self._context) or cancelled_at == me.completed:
                     return False
-                cancelled_at = me.done
+                cancelled_at = me.completed
 
     async def _serve_async(self, me: _Worker) -> bool:
         """As _serve, for an async handler: what most pools do, without a detour."""
-        begin, end, clock = me.running.append, me.running.pop, time.perf_counter
-        handler, give, result = self._handler, self._results.send_nowait, Result
-        job: Any
-        async for job in self._jobs:
-            begin(job)
-            me.started = started = clock()
+        loop = me.loop
+        while True:
             try:
-                value = await handler(job)
+                return not await loop
             except GeneratorExit:
                 raise
             except BaseException as exc:
-                if not self._failed(me, exc, clock() - started):
+                if not loop.handling:
+                    raise
+                if not self._failed(me, exc):
                     return True
-            else:
-                elapsed = clock() - started
-                try:
-                    end()
-                except IndexError:  # we were given up on: it is accounted for
-                    return True
-                me.done += 1
-                give(_result(result, (job, value, None, elapsed)))
-            job = value = None  # they may be huge, and the next may be long in coming
-        return False
 
     async def _serve(self, me: _Worker) -> bool:
         job: Any
@@ -479,28 +464,20 @@ class WorkerPool(Generic[Job, Value]):
         try:
             return bool(self._cpu_bound(job))
         except BaseException as exc:
-            me.running.append(job)
-            self._failed(me, exc, 0.0)
+            me.loop.begin(job)
+            self._failed(me, exc)
             return None
 
     async def _handle(self, me: _Worker, job: Job) -> bool:
         """One job, whatever the handler is. False: we were given up on meanwhile."""
-        me.running.append(job)
-        me.started = started = time.perf_counter()
+        me.loop.begin(job)
         try:
             value = await self._call(job)
         except GeneratorExit:
             raise
         except BaseException as exc:
-            return self._failed(me, exc, time.perf_counter() - started)
-        elapsed = time.perf_counter() - started
-        try:
-            me.running.pop()
-        except IndexError:
-            return False
-        me.done += 1
-        self._results.send_nowait(Result(job, value, None, elapsed))
-        return True
+            return self._failed(me, exc)
+        return me.loop.give(value)
 
     async def _call(self, job: Job) -> Any:
         if self._executor is not None:
@@ -514,17 +491,15 @@ class WorkerPool(Generic[Job, Value]):
             value = await value
         return value
 
-    def _failed(self, me: _Worker, exc: BaseException, elapsed: float) -> bool:
+    def _failed(self, me: _Worker, exc: BaseException) -> bool:
         """The handler has raised. False: we were given up on meanwhile."""
-        try:
-            job = me.running.pop()
-        except IndexError:
+        elapsed = me.loop.elapsed()
+        if (job := me.loop.take(_NOTHING)) is _NOTHING:
             return False
         stopping = self._stopping
         if isinstance(exc, Cancelled) and stopping is not None:
             me.cancelled.append(job)
         else:
-            me.done += 1
             me.failed += 1
         if isinstance(exc, GoExit):
             exc = RuntimeError("the handler has called goexit()")
@@ -584,7 +559,7 @@ class WorkerPool(Generic[Job, Value]):
             _run.procs_watchers.add(self._lane.procs_changed)
         if self._monitor is not None:
             _core.go(self._watch, self._monitor, name=f"monitor of {name_of(self._handler)}")
-        self._send = self._jobs.send
+        self._accept(self._jobs)
         return self
 
     async def __aexit__(
@@ -664,7 +639,7 @@ class WorkerPool(Generic[Job, Value]):
             if self._state != "open":
                 return
             self._state = "closing"
-            self._send = self._refuse_closed
+            self._accept(None)
         self._jobs.close()
 
     def _cancel_jobs(self, why: str) -> None:
@@ -682,12 +657,10 @@ class WorkerPool(Generic[Job, Value]):
         """
         while not self._ended.closed:
             for worker in self._workers:
-                try:
-                    job = worker.running.pop()
-                except IndexError:
+                elapsed = worker.loop.elapsed()
+                if (job := worker.loop.take(_NOTHING)) is _NOTHING:
                     continue
                 self._abandoned.append(job)
-                elapsed = time.perf_counter() - worker.started
                 self._results.send_nowait(Result(job, None, self._stopping, elapsed))
                 self._one_less()
             if not self._ended.closed:
@@ -710,7 +683,7 @@ class WorkerPool(Generic[Job, Value]):
         if self._own_executor and self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self._report = ShutdownReport(
-            completed=sum(w.done for w in self._workers),
+            completed=sum(w.completed for w in self._workers),
             failed=sum(w.failed for w in self._workers),
             cancelled=tuple(job for w in self._workers for job in w.cancelled),
             abandoned=tuple(self._abandoned),

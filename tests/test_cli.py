@@ -589,3 +589,26 @@ def test_completion_scripts_are_well_formed(shell: str, tmp_path: Path) -> None:
     file = tmp_path / "completion"
     file.write_text(out)
     subprocess.run([shell, "-n", str(file)], check=True, timeout=PATIENCE)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_commands_and_options(tmp_path: Path) -> None:
+    (tmp_path / "completion").write_text(gofer("completion", "fish").check())
+
+    def offered(line: str) -> list[str]:
+        command = f"source completion; complete -C '{line}'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", command],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(HOME=str(tmp_path)),
+            timeout=PATIENCE,
+        )
+        assert done.stderr == ""
+        return [line.partition("\t")[0] for line in done.stdout.splitlines()]
+
+    assert {"run", "top", "dump", "trace"} <= set(offered("gofer "))
+    assert "--procs" in offered("gofer run --")
+    assert offered("gofer completion ") == ["bash", "fish", "zsh"]
+    assert offered("gofer trace comp") == ["completion"]

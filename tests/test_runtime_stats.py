@@ -362,7 +362,9 @@ def test_metrics_have_the_names_of_go(procs: int) -> None:
     assert m["/sched/threads/total:threads"] >= 2
     created = "/sched/goroutines-created:goroutines"
     assert m[created] - before[created] == 65
-    assert m["/sync/mutex/wait/total:seconds"] >= before["/sync/mutex/wait/total:seconds"] + 64 * 0.02
+    assert (
+        m["/sync/mutex/wait/total:seconds"] >= before["/sync/mutex/wait/total:seconds"] + 64 * 0.02
+    )
     for name in ("/sched/pauses/stopping/other:seconds", "/sched/pauses/total/other:seconds"):
         assert (m[name] - before[name]).total == 1
     assert m["/sched/latencies:seconds"].total > 0

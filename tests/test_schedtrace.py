@@ -23,7 +23,9 @@ M_LINE = re.compile(
     r"  M(\d+): p=(\d+|nil) curg=(\d+|nil) mallocing=0 throwing=0 preemptoff= locks=0 dying=0 "
     r"spinning=(true|false) blocked=(true|false) lockedg=(\d+|nil)"
 )
-G_LINE = re.compile(r"  G(\d+): status=(\d+)\(([^)]*(?:\(no cases\))?)\) m=(\d+|nil) lockedm=(\d+|nil)")
+G_LINE = re.compile(
+    r"  G(\d+): status=(\d+)\(([^)]*(?:\(no cases\))?)\) m=(\d+|nil) lockedm=(\d+|nil)"
+)
 
 
 def program(source: str, debug: str, *args: str) -> Finished:

@@ -55,7 +55,9 @@ def quit_it(program: Program, ready: str = "ready") -> str:
 )
 def test_dumps_all_and_exits_2(wait: str, status: str, procs: int) -> None:
     if "recv" in wait:
-        wait = "import signal; signal.alarm(0); " + "await gofer.select(ch.recv(), gofer.sleep(1000))"
+        wait = (
+            "import signal; signal.alarm(0); " + "await gofer.select(ch.recv(), gofer.sleep(1000))"
+        )
         status = "select"
     text = quit_it(Program(WAITING.format(wait=wait, procs=procs)))
     headers = dict(HEADERS.findall(text))
@@ -63,7 +65,14 @@ def test_dumps_all_and_exits_2(wait: str, status: str, procs: int) -> None:
     assert re.fullmatch(status, headers["1"])
     assert list(headers.values())[1:] == ["chan receive"] * 3
     assert text.count("worker()\n\t<string>:5") == 3
-    assert text.count("created by main.<locals>.<listcomp>" if sys.version_info < (3, 12) else "created by main") == 3
+    assert (
+        text.count(
+            "created by main.<locals>.<listcomp>"
+            if sys.version_info < (3, 12)
+            else "created by main"
+        )
+        == 3
+    )
     if status != "running|runnable" or FREE_THREADED:
         assert "main()\n\t<string>:" in text
 

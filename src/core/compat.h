@@ -49,7 +49,8 @@ static inline bool compat_visit_containers(int (*fn)(PyObject *, void *), void *
     PyObject *all = gc != NULL ? PyObject_CallMethod(gc, "get_objects", NULL) : NULL;
     Py_XDECREF(gc);
     bool ok = all != NULL && PyList_Check(all);
-    for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(all) && fn(PyList_GET_ITEM(all, i), arg); i++) {
+    for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(all) && fn(PyList_GET_ITEM(all, i), arg);
+         i++) {
     }
     Py_XDECREF(all);
     return ok;

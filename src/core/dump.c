@@ -84,8 +84,7 @@ static PyObject *places_tuple(const Places *s)
 /* The key of this stack in `known`, where it is put if it is new. Clears it. NULL: exception. */
 static PyObject *places_key(Places *s, PyObject *known)
 {
-    PyObject *key =
-        PyBytes_FromStringAndSize((char *)s->at, (Py_ssize_t)(s->n * sizeof *s->at));
+    PyObject *key = PyBytes_FromStringAndSize((char *)s->at, (Py_ssize_t)(s->n * sizeof *s->at));
     int found = key != NULL ? PyDict_Contains(known, key) : -1;
     if (found == 0) {
         PyObject *t = places_tuple(s); /* keeps the code objects, so the key means nothing else */
@@ -254,8 +253,7 @@ static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
     for (size_t i = 0; i < found.n; i++) {
         PyObject *id = PyLong_FromUnsignedLongLong(found.ids[i]);
         PyObject *key = places_key(&found.stacks[i], known);
-        if (result != NULL &&
-            (id == NULL || key == NULL || PyDict_SetItem(result, id, key) < 0)) {
+        if (result != NULL && (id == NULL || key == NULL || PyDict_SetItem(result, id, key) < 0)) {
             Py_CLEAR(result);
         }
         Py_XDECREF(id);
@@ -299,7 +297,7 @@ static bool walk(Places *s, G *g, uint32_t *since)
     if (!scan_begin(g)) {
         return g_state(g) != G_DEAD;
     }
-    scanning = g; /* what a hook runs may want to look, too */
+    scanning = g;                  /* what a hook runs may want to look, too */
     if (g_state(g) == G_WAITING) { /* and does so until we have looked */
         *since = atomic_load_explicit(&g->stamp, memory_order_relaxed);
     }
@@ -349,8 +347,8 @@ static PyObject *core_look(PyObject *Py_UNUSED(mod), PyObject *args)
     PyObject *key = places_key(&stack, known);
     PyObject *site_key = key != NULL ? places_key(&site, known) : NULL;
     places_clear(&site);
-    return Py_BuildValue("(NNINNNN)", state, reason, (unsigned)since,
-                         PyBool_FromLong(g->locks > 0), key, PyBool_FromLong(on), site_key);
+    return Py_BuildValue("(NNINNNN)", state, reason, (unsigned)since, PyBool_FromLong(g->locks > 0),
+                         key, PyBool_FromLong(on), site_key);
 }
 
 PyMethodDef dump_methods[] = {

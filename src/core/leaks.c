@@ -11,8 +11,8 @@
 #include "runtime.h"
 
 typedef struct {
-    PyObject *op; /* NULL: free. Only an address: it may be gone when we look at the notes */
-    int64_t refs; /* that no container explains */
+    PyObject *op;    /* NULL: free. Only an address: it may be gone when we look at the notes */
+    int64_t refs;    /* that no container explains */
     size_t first, n; /* its references, in `edges` */
     bool alive;
     bool waits; /* a goroutine that waits */

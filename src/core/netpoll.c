@@ -74,7 +74,8 @@ PollerLook netpoll_stats(void)
     for (uint32_t i = 0; i < n; i++) { /* never freed: see PollDesc */
         PollDesc *pd = desc_at(i);
         for (int side = 0; side < SIDES; side++) {
-            look.waiting[side] += atomic_load_explicit(&pd->word[side], memory_order_relaxed) > POLL_READY;
+            look.waiting[side] +=
+                atomic_load_explicit(&pd->word[side], memory_order_relaxed) > POLL_READY;
         }
     }
     fdwait_count(look.waiting);

@@ -84,8 +84,9 @@ static void add_raw(Text *t, G *g)
 static void write_raw(void)
 {
     Text t = {0};
-    text_add(&t, "SIGQUIT: quit\n\nThe stacks of goroutines are not to be had: a thread is in C code "
-                 "and does not let Python go on.\n");
+    text_add(&t,
+             "SIGQUIT: quit\n\nThe stacks of goroutines are not to be had: a thread is in C code "
+             "and does not let Python go on.\n");
     for (int i = 0; i < ALLG_SHARDS; i++) {
         spin_lock(&sched.allgs[i].lock);
         for (G *g = sched.allgs[i].head; g != NULL; g = g->all_next) {

@@ -247,7 +247,7 @@ struct G {
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     _Atomic uint32_t traced; /* the trace period in which it was last described */
-    _Atomic uint32_t stamp;  /* waiting: since when, see g_stamp_wait. Runnable: see g_stamp_ready */
+    _Atomic uint32_t stamp; /* waiting: since when, see g_stamp_wait. Runnable: see g_stamp_ready */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -332,7 +332,7 @@ struct M {
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
     _Atomic uint64_t curg_id; /* of the last one, for others to look at while curg is set */
-    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
+    G *wired;                 /* the goroutine that is wired to it; borrowed. See m_wire */
     PyObject
         *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;   /* sched.lock to clear */
@@ -402,9 +402,10 @@ struct P {
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
-    _Atomic uint64_t nsyscall; /* how often it was given up, or taken, because of a call that blocks */
-    _Atomic int64_t nswitch;   /* the owner counts: goroutines resumed */
-    P *idle_next;              /* sched.lock */
+    _Atomic uint64_t
+        nsyscall; /* how often it was given up, or taken, because of a call that blocks */
+    _Atomic int64_t nswitch; /* the owner counts: goroutines resumed */
+    P *idle_next;            /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
     _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
@@ -513,16 +514,16 @@ typedef struct {
     PyObject *Closed, *IncompleteRead, *LimitExceeded; /* of net */
     PyObject *Selected;                                /* the named tuple */
     PyObject *as_coroutine;                            /* (awaitable) -> coroutine that awaits it */
-    PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
-    PyObject *attach_thread; /* () -> None: on each new M */
-    PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
-    PyObject *is_async;      /* (callable) -> bool, for what is not exactly a function */
-    PyObject *stack_of;      /* (coroutine) -> traceback.StackSummary */
-    PyObject *deadlock_text; /* (goroutines) -> str */
+    PyObject *limited;           /* (awaitable, seconds) -> coroutine that awaits it so long */
+    PyObject *attach_thread;     /* () -> None: on each new M */
+    PyObject *is_coroutine;      /* (object) -> bool, for what is not exactly a coroutine */
+    PyObject *is_async;          /* (callable) -> bool, for what is not exactly a function */
+    PyObject *stack_of;          /* (coroutine) -> traceback.StackSummary */
+    PyObject *deadlock_text;     /* (goroutines) -> str */
     PyObject *quit_dump;         /* () -> None: write a dump of all to standard error */
     PyObject *frame_and_awaited; /* (awaitable) -> its frame or None, what it awaits or None */
-    PyObject *note_failure;  /* (exc, id, name, created_at): who failed, in its notes */
-    PyObject *warn_leak;     /* (id, name, wait reason, created_at) */
+    PyObject *note_failure;      /* (exc, id, name, created_at): who failed, in its notes */
+    PyObject *warn_leak;         /* (id, name, wait reason, created_at) */
     PyObject
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
@@ -943,7 +944,8 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 bool g_scanning(void); /* this thread looks at the frames of another goroutine */
-extern _Thread_local G *scanning; /* what this thread looks at: a handler may look again meanwhile */
+extern _Thread_local G
+    *scanning; /* what this thread looks at: a handler may look again meanwhile */
 bool frame_is_ours(PyFrameObject *frame); /* it runs code of this package */
 bool scan_begin(G *g); /* keep it from being run; false: it runs now, or it is dead */
 void scan_end(G *g);
@@ -998,7 +1000,7 @@ extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
 void hist_count(Histogram h, int64_t ns);
-void latency_count(M *m, G *g); /* P in P_RUNNING: it was stamped when it became runnable */
+void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it became runnable */
 extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
 extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
 bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a call that this made */
@@ -1050,15 +1052,15 @@ typedef struct { /* grows; for threads that are not attached to Python */
     size_t n, cap;
 } Text;
 void text_add(Text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void text_write(Text *t);       /* to standard error, and free it */
+void text_write(Text *t);        /* to standard error, and free it */
 int64_t schedtrace(int64_t now); /* by sysmon; when to come again */
 extern PyMethodDef schedtrace_methods[];
 
 /* ---- quit.c ------------------------------------------------------------------------------------ */
 
-void quit_watch(void);               /* from now on SIGQUIT is ours, if it is nobody's */
-void quit_unwatch(void);             /* detached. Does not return if it has come */
-int64_t quit_look(int64_t now);      /* by sysmon; when to come again */
+void quit_watch(void);          /* from now on SIGQUIT is ours, if it is nobody's */
+void quit_unwatch(void);        /* detached. Does not return if it has come */
+int64_t quit_look(int64_t now); /* by sysmon; when to come again */
 extern PyMethodDef quit_methods[];
 
 extern PyMethodDef leaks_methods[]; /* leaks.c */

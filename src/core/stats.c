@@ -249,14 +249,15 @@ static PyObject *core_stats(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     return Py_BuildValue(
         "{sisLsLsLsLsLsNsisisisisisisis(IIIKK)sKsKsKsKsN}", "gomaxprocs", (int)sched.procs,
         "goroutines", (long long)look.alive, "created", (long long)look.created, "runnable",
-        (long long)queued(&look), "running", (long long)look.running, "syscall", (long long)look.syscall, "procs", ps, "idle_procs",
-        look.idle_ps, "threads", look.threads, "idle_threads", look.idle, "spinning_threads",
-        look.spinning, "blocked_threads", look.blocked, "stopped_threads", look.stopped,
-        "global_queue", look.global_queue, "poller", poller.descriptors, poller.waiting[SIDE_READ],
-        poller.waiting[SIDE_WRITE], (unsigned long long)poller.polls,
-        (unsigned long long)poller.events, "steals", (unsigned long long)sums.steals, "handoffs",
-        (unsigned long long)sums.handoffs, "preemptions", (unsigned long long)sums.preempts,
-        "switches", (unsigned long long)sums.switches, "latencies", latency);
+        (long long)queued(&look), "running", (long long)look.running, "syscall",
+        (long long)look.syscall, "procs", ps, "idle_procs", look.idle_ps, "threads", look.threads,
+        "idle_threads", look.idle, "spinning_threads", look.spinning, "blocked_threads",
+        look.blocked, "stopped_threads", look.stopped, "global_queue", look.global_queue, "poller",
+        poller.descriptors, poller.waiting[SIDE_READ], poller.waiting[SIDE_WRITE],
+        (unsigned long long)poller.polls, (unsigned long long)poller.events, "steals",
+        (unsigned long long)sums.steals, "handoffs", (unsigned long long)sums.handoffs,
+        "preemptions", (unsigned long long)sums.preempts, "switches",
+        (unsigned long long)sums.switches, "latencies", latency);
 }
 
 /* more_metrics(): (pauses while stopping, whole pauses, nanoseconds waited for mutexes). */

@@ -36,7 +36,8 @@ def options() -> dict[str, int]:
         elif not name:
             continue
         else:
-            wrong = f"{name}: there is no such setting; there are {', '.join(sorted(MILLISECONDS + SWITCHES))}"
+            known = ", ".join(sorted(MILLISECONDS + SWITCHES))
+            wrong = f"{name}: there is no such setting; there are {known}"
         if wrong not in _warned:
             _warned.add(wrong)
             warnings.warn(f"GOFERDEBUG: {wrong}", RuntimeWarning, stacklevel=3)

@@ -32,7 +32,7 @@ class Seen(NamedTuple):
 
 
 class Dump:
-    """One dump. Goroutines that stand in the same place are many; the text of a place is made once."""
+    """One dump. Many goroutines stand in the same place: the text of that is made once."""
 
     def __init__(self) -> None:
         self.known: dict[bytes, Places] = {}
@@ -54,12 +54,11 @@ class Dump:
                 on_threads.append(len(seen))
             elif state == "dead":
                 continue
-            id = g.id
-            status = reason or state
             thread = None if on else b""
             seen.append(
                 Seen(
-                    id, g.parent_id, g.name, status, minutes, locked, id in leaked, stack, thread, site
+                    *(g.id, g.parent_id, g.name, reason or state, minutes, locked, g.id in leaked),
+                    *(stack, thread, site),
                 )
             )
         if on_threads:

@@ -187,8 +187,6 @@ def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
 
 def quit_dump() -> None:
     """For SIGQUIT, on a thread of its own; the process ends afterwards."""
-    # With the GIL: whoever computes shall not have it back every 5 ms.
-    sys.setswitchinterval(60)
     texts = ["SIGQUIT: quit"]
     texts += _dump.blocks(sorted(_core.goroutines(), key=lambda g: g.id))
     data = "\n\n".join(texts).encode(errors="backslashreplace") + b"\n"

@@ -74,8 +74,8 @@ class Histogram:
         >>> (runtime.stats().latencies - before).total
         42
         """
-        if not isinstance(before, Histogram) or before.buckets != self.buckets:
-            return NotImplemented
+        if before.buckets != self.buckets:
+            raise ValueError("these histograms have different buckets")
         counts = tuple(a - b for a, b in zip(self.counts, before.counts, strict=True))
         return Histogram(counts, self.buckets)
 
@@ -93,7 +93,7 @@ class ProcStats:
 
     id: int
     status: str
-    """`"idle"`, `"running"`, `"syscall"` (its goroutine is in a call that blocks) or `"stopped"`."""
+    """`"idle"`, `"running"`, `"syscall"` (what runs is in a call that blocks) or `"stopped"`."""
     queue: int
     """Goroutines in its ring, without `runnext`."""
     runnext: bool

@@ -376,6 +376,21 @@ def test_procs_and_the_environment(tmp_path: Path) -> None:
     assert out == "2 2 socket=1,asyncpreemptoff=1,schedtrace=100000,scheddetail=1\n"
 
 
+def test_the_scheduler_tells_of_itself(tmp_path: Path) -> None:
+    source = """
+        import gofer
+        async def main():
+            await gofer.sleep(1)
+        gofer.run(main)
+        """
+    end = run_source(source, tmp_path, "--procs", "2", "--schedtrace", "50")
+    lines = end.stderr.splitlines()
+    assert len(lines) >= 3
+    assert all(re.match(r"SCHED \d+ms: gomaxprocs=2 idleprocs=\d ", line) for line in lines)
+    end = run_source(source, tmp_path, "--schedtrace", "50", "--scheddetail")
+    assert re.search(r"^  P0: status=", end.stderr, re.MULTILINE)
+
+
 TRACED = """
     import os, signal, sys
     import gofer

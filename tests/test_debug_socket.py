@@ -37,6 +37,8 @@ def waiting_program(place: Path, source: str = WAITING) -> Iterator[subprocess.P
     """A program with a socket that waits."""
     command = [sys.executable, "-c", textwrap.dedent(source)]
     with running([*command], environment(place, **ON)) as process:
+        if source is WAITING:
+            settled(socket_of(place, process.pid))
         yield process
 
 
@@ -52,6 +54,17 @@ def ask(path: Path, *requests: bytes, timeout: float = PATIENCE) -> list[Any]:
         sock.sendall(b"".join(line + b"\n" for line in requests))
         file = sock.makefile("rb")
         return [json.loads(file.readline()) for _ in requests]
+
+
+def settled(path: Path) -> None:
+    """Wait until all of its goroutines wait for something."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        (answer,) = ask(path, b'{"get": "goroutines"}')
+        if all(group["state"] == "waiting" for group in answer["result"]["groups"]):
+            return
+        assert time.monotonic() < deadline, answer
+        time.sleep(0.005)
 
 
 # --- When it is there ----------------------------------------------------------------------------
@@ -162,8 +175,8 @@ def test_a_child_has_a_socket_of_its_own(place: Path) -> None:
 def test_signals_reach_the_main_thread(place: Path) -> None:
     with waiting_program(place) as process:
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=PATIENCE)
-        assert process.returncode == -signal.SIGINT
+        assert process.wait(PATIENCE) == -signal.SIGINT
+        _, err = process.communicate()
         assert "KeyboardInterrupt" in err
         assert not socket_of(place, process.pid).exists()
 
@@ -549,6 +562,18 @@ def test_a_dump_of_what_is_no_gofer_program(place: Path) -> None:
         finally:
             process.kill()
     fails(gofer("dump", "2147483646", env=environment(place)), 1, "there is no process")
+
+
+def test_a_socket_that_is_another_processs_is_not_believed(place: Path) -> None:
+    (place / "gofer").mkdir(mode=0o700)
+    with subprocess.Popen(["sleep", "1000"]) as process, socket.socket(socket.AF_UNIX) as fake:
+        try:
+            fake.bind(str(socket_of(place, process.pid)))
+            fake.listen()
+            end = gofer("dump", str(process.pid), env=environment(place))
+            fails(end, 1, f"the socket of process {process.pid} is another's")
+        finally:
+            process.kill()
 
 
 def test_a_process_that_is_stopped_does_not_hang_us(place: Path) -> None:

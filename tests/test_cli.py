@@ -376,6 +376,21 @@ def test_procs_and_the_environment(tmp_path: Path) -> None:
     assert out == "2 2 socket=1,asyncpreemptoff=1,schedtrace=100000,scheddetail=1\n"
 
 
+def test_the_scheduler_tells_of_itself(tmp_path: Path) -> None:
+    source = """
+        import gofer
+        async def main():
+            await gofer.sleep(1)
+        gofer.run(main)
+        """
+    end = run_source(source, tmp_path, "--procs", "2", "--schedtrace", "50")
+    lines = end.stderr.splitlines()
+    assert len(lines) >= 3
+    assert all(re.match(r"SCHED \d+ms: gomaxprocs=2 idleprocs=\d ", line) for line in lines)
+    end = run_source(source, tmp_path, "--schedtrace", "50", "--scheddetail")
+    assert re.search(r"^  P0: status=", end.stderr, re.MULTILINE)
+
+
 TRACED = """
     import os, signal, sys
     import gofer
@@ -589,3 +604,26 @@ def test_completion_scripts_are_well_formed(shell: str, tmp_path: Path) -> None:
     file = tmp_path / "completion"
     file.write_text(out)
     subprocess.run([shell, "-n", str(file)], check=True, timeout=PATIENCE)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_commands_and_options(tmp_path: Path) -> None:
+    (tmp_path / "completion").write_text(gofer("completion", "fish").check())
+
+    def offered(line: str) -> list[str]:
+        command = f"source completion; complete -C '{line}'"
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", command],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=environment(HOME=str(tmp_path)),
+            timeout=PATIENCE,
+        )
+        assert done.stderr == ""
+        return [line.partition("\t")[0] for line in done.stdout.splitlines()]
+
+    assert {"run", "top", "dump", "trace"} <= set(offered("gofer "))
+    assert "--procs" in offered("gofer run --")
+    assert offered("gofer completion ") == ["bash", "fish", "zsh"]
+    assert offered("gofer trace comp") == ["completion"]

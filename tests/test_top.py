@@ -47,10 +47,10 @@ BUSY = """
         gofer.go(compute)
         gofer.go(ping, ch)
         gofer.go(pong, ch)
-        for i in range(7):
-            gofer.go(sleeper, name="sleeper")
-        gofer.go(sleeper, name="evil \\x1b[31m name")
-        await gofer.gosched()
+        names = ["sleeper"] * 7 + ["evil \\x1b[31m name"]
+        sleepers = [gofer.go(sleeper, name=name) for name in names]
+        while any(g.state != "waiting" for g in sleepers):
+            await gofer.sleep(0.001)
         print("up", flush=True)
         await gofer.net.wait_readable(0)
 
@@ -152,21 +152,33 @@ def has(*words: str) -> Callable[[list[str]], bool]:
     return lambda lines: all(any(word in line for line in lines) for word in words)
 
 
+def shows(*patterns: str) -> Callable[[list[str]], bool]:
+    def check(lines: list[str]) -> bool:
+        text = "\n".join(lines)
+        return all(re.search(pattern, text, re.MULTILINE) for pattern in patterns)
+
+    return check
+
+
 # --- In a terminal -------------------------------------------------------------------------------
 
 
 def test_it_shows_ps_threads_goroutines_and_rates(place: Path, busy: subprocess.Popen[str]) -> None:
     with top(place, str(busy.pid), "--interval", "0.3") as screen:
-        lines = screen.until(has("sleeper", "switches", "compute"), "picture")
+        lines = screen.until(
+            shows(
+                r"^goroutines +12 alive",
+                r"^rates +[1-9].*/s switches",
+                r"^[01] +█",  # a P has been busy
+                r"^ +7  waiting +sleep +sleeper",
+                r"compute$",
+            ),
+            "picture",
+        )
         assert len(lines) == 36
         assert max(map(len, lines)) <= 120
         assert f"process {busy.pid}" in lines[0]
-        text = "\n".join(lines)
-        assert re.search(r"^goroutines +12 alive", text, re.MULTILINE)
-        assert re.search(r"^[01] +█", text, re.MULTILINE), text  # P0 has been busy
-        assert re.search(r"^ +7  waiting +sleep +sleeper", text, re.MULTILINE), text
-        assert r"evil \x1b[31m name" in text
-        assert re.search(r"^rates +[1-9].*/s switches", text, re.MULTILINE), text
+        assert any(r"evil \x1b[31m name" in line for line in lines)
         screen.press("q")
         assert screen.end() == 0
 
@@ -260,9 +272,9 @@ def test_in_tmux(place: Path, tmp_path: Path, busy: subprocess.Popen[str]) -> No
         )
         return done.stdout
 
-    def shows(*words: str) -> str:
+    def until(*patterns: str) -> str:
         deadline = time.monotonic() + PATIENCE
-        while not all(word in (text := tmux("capture-pane", "-p")) for word in words):
+        while not shows(*patterns)((text := tmux("capture-pane", "-p")).splitlines()):
             assert time.monotonic() < deadline, text
             time.sleep(0.1)
         return text
@@ -270,13 +282,11 @@ def test_in_tmux(place: Path, tmp_path: Path, busy: subprocess.Popen[str]) -> No
     command = f"{' '.join(GOFER)} top {busy.pid} --interval 0.3; echo left; exec cat"
     tmux("new-session", "-d", "-x", "130", "-y", "40", command)
     try:
-        text = shows("sleeper", "hand-offs", "q quit")
-        assert re.search(r"^[01] +█", text, re.MULTILINE), text
-        assert re.search(r"^ +7  waiting +sleep +sleeper *$", text, re.MULTILINE), text
+        until(r"^[01] +█", r"^ +7  waiting +sleep +sleeper *$", "hand-offs", "^q quit")
         tmux("send-keys", "p")
-        shows("paused")
+        until("paused")
         tmux("send-keys", "q")
-        text = shows("left")
+        text = until("^left")
         assert "sleeper" not in text  # the screen is what it was before
     finally:
         tmux("kill-server")
@@ -325,6 +335,31 @@ def test_processes_are_listed(place: Path, busy: subprocess.Popen[str]) -> None:
 def test_a_process_that_cannot_be_watched(place: Path) -> None:
     fails(gofer("top", str(os.getpid()), env=environment(place)), 1, "cannot be looked into")
     fails(gofer("top", "2147483646", env=environment(place)), 1, "there is no process")
+
+
+OTHER = """
+    import json, os, socket, sys
+    directory = os.environ["XDG_RUNTIME_DIR"] + "/gofer"
+    os.mkdir(directory, 0o700)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(directory + "/" + str(os.getpid()) + ".sock")
+    listener.listen()
+    print("up", flush=True)
+    sock, _ = listener.accept()
+    for line in sock.makefile("rb"):
+        what = json.loads(line)["get"]
+        result = {"pid": os.getpid(), "program": "x", "argv": ["x"], "gofer": "99.0"}
+        if what != "hello":
+            result = {"something": "else"}
+        sock.sendall(json.dumps({"ok": True, "result": result}).encode() + b"\\n")
+"""
+
+
+def test_a_program_with_another_version_of_gofer(place: Path) -> None:
+    command: list[str | Path] = [sys.executable, "-c", textwrap.dedent(OTHER)]
+    with running(command, environment(place)) as process:
+        end = gofer("top", "--once", str(process.pid), env=environment(place))
+    fails(end, 1, f"process {process.pid} runs gofer 99.0")
 
 
 # --- Without anything ----------------------------------------------------------------------------

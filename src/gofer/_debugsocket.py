@@ -76,6 +76,8 @@ def open_directory(path: str, *, create: bool = False) -> int:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError:
         raise UnsafeError(f"{path} is no directory, or a link to one") from None
+    except PermissionError:
+        raise UnsafeError(f"{path} belongs to another user") from None
     info = os.fstat(fd)
     mode = stat.S_IMODE(info.st_mode)
     wrong = None

@@ -13,14 +13,17 @@ from typing import Any, NamedTuple
 
 import gofer
 
+Call = tuple[Any, ...]
+"""An async function and its arguments."""
+
 
 class Runtime(NamedTuple):
     """A runtime, as far as the workloads need it. Its own objects are used directly, so that
     nothing but itself is measured."""
 
     run: Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
-    join: Callable[[list[Coroutine[Any, Any, Any]]], Awaitable[Any]]
-    """Run these at once, and wait for all."""
+    join: Callable[[list[Call]], Awaitable[Any]]
+    """Make these calls all at once, and wait for their ends."""
     gosched: Callable[[], Awaitable[Any]]
     sleep: Callable[[float], Awaitable[Any]]
     mutex: Callable[[], Any]
@@ -29,8 +32,8 @@ class Runtime(NamedTuple):
 
 
 def _gofer(procs: int) -> Runtime:
-    async def join(work: list[Coroutine[Any, Any, Any]]) -> None:
-        for g in [gofer.go(coro) for coro in work]:
+    async def join(calls: list[Call]) -> None:
+        for g in [gofer.go(*call) for call in calls]:
             await g
 
     def channel(capacity: int) -> Any:
@@ -46,8 +49,8 @@ def _gofer(procs: int) -> Runtime:
 def _asyncio(procs: int) -> Runtime:
     import asyncio
 
-    async def join(work: list[Coroutine[Any, Any, Any]]) -> None:
-        for task in [asyncio.create_task(coro) for coro in work]:
+    async def join(calls: list[Call]) -> None:
+        for task in [asyncio.create_task(fn(*args)) for fn, *args in calls]:
             await task
 
     def channel(capacity: int) -> Any:
@@ -77,13 +80,10 @@ def _uvloop(procs: int) -> Runtime:
 def _trio(procs: int) -> Runtime:
     trio = importlib.import_module("trio")
 
-    async def start(coro: Coroutine[Any, Any, Any]) -> None:
-        await coro
-
-    async def join(work: list[Coroutine[Any, Any, Any]]) -> None:
+    async def join(calls: list[Call]) -> None:
         async with trio.open_nursery() as nursery:
-            for coro in work:
-                nursery.start_soon(start, coro)
+            for call in calls:
+                nursery.start_soon(*call)
 
     def channel(capacity: int) -> Any:
         sender, receiver = trio.open_memory_channel(capacity)
@@ -97,8 +97,8 @@ def _tonio(procs: int) -> Runtime:
     sync = importlib.import_module("tonio.colored.sync")
     channels = importlib.import_module("tonio.colored.sync.channel")
 
-    def join(work: list[Coroutine[Any, Any, Any]]) -> Any:
-        return tonio.spawn.without_results(*work)
+    def join(calls: list[Call]) -> Any:
+        return tonio.spawn.without_results(*[fn(*args) for fn, *args in calls])
 
     def channel(capacity: int) -> Any:
         sender, receiver = channels.channel(capacity)
@@ -127,7 +127,7 @@ async def _spawn(r: Runtime, n: int) -> None:
         return x + 1
 
     for _ in range(n // 1000):
-        await r.join([task(i) for i in range(1000)])
+        await r.join([(task, i) for i in range(1000)])
 
 
 async def _yields(r: Runtime, n: int) -> None:
@@ -137,7 +137,7 @@ async def _yields(r: Runtime, n: int) -> None:
         for _ in range(n // 1000):
             await gosched()
 
-    await r.join([task() for _ in range(1000)])
+    await r.join([(task,)] * 1000)
 
 
 async def _pingpong(r: Runtime, n: int) -> None:
@@ -153,7 +153,7 @@ async def _pingpong(r: Runtime, n: int) -> None:
         for _ in range(n):
             await back(await here())
 
-    await r.join([ping(), pong()])
+    await r.join([(ping,), (pong,)])
 
 
 async def _prodcons(r: Runtime, n: int) -> None:
@@ -169,7 +169,7 @@ async def _prodcons(r: Runtime, n: int) -> None:
             total += await receive()
         assert total == n * (n - 1) // 2
 
-    await r.join([produce(), consume()])
+    await r.join([(produce,), (consume,)])
 
 
 async def _mutex(r: Runtime, n: int) -> None:
@@ -182,7 +182,7 @@ async def _mutex(r: Runtime, n: int) -> None:
             async with mu:
                 count += 1
 
-    await r.join([task() for _ in range(8)])
+    await r.join([(task,)] * 8)
     assert count == n
 
 
@@ -192,7 +192,7 @@ async def _sleeps(r: Runtime, n: int) -> None:
     async def task(seconds: float) -> None:
         await sleep(seconds)
 
-    await r.join([task(draw() / 5) for _ in range(n)])
+    await r.join([(task, draw() / 5) for _ in range(n)])
 
 
 class Workload(NamedTuple):

@@ -1,6 +1,7 @@
 """`gofer completion`: completion scripts for shells, made from the parser itself."""
 
 import argparse
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -39,8 +40,9 @@ def _value(action: argparse.Action) -> str:
     return str(action.metavar or action.dest)
 
 
-def _first_sentence(text: str) -> str:
-    return text.replace("`", "").replace("'", "").partition(":")[0].strip()
+def _plain(text: str) -> str:
+    """Without quotes, and without what is said in brackets at the end."""
+    return re.sub(r" \(.*\)$", "", text).replace("`", "").replace("'", "")
 
 
 def commands() -> list[Command]:
@@ -52,7 +54,7 @@ def commands() -> list[Command]:
         helps = {choice.dest: choice.help or "" for choice in action._choices_actions}
         for name, sub in action.choices.items():
             options = [
-                Option(list(a.option_strings), _first_sentence(a.help or ""), _value(a))
+                Option(list(a.option_strings), _plain(a.help or ""), _value(a))
                 for a in sub._actions
                 if a.option_strings
             ]

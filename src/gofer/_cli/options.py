@@ -140,7 +140,8 @@ def _action(module: str) -> Callable[[argparse.Namespace], Any]:
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str, **more: Any) -> None:
-        super().__init__(prog, max_help_position=26, **more)
+        super().__init__(prog, max_help_position=24, **more)
+        self._action_max_length = 14  # it forgets that the names of commands are indented twice
 
 
 def parser() -> argparse.ArgumentParser:

@@ -63,8 +63,9 @@ def _in_module(name: str, arguments: list[str]) -> Program:
     if spec is None:
         raise UsageError(f"there is no module named {name}")
     compiled = (importlib.machinery.BuiltinImporter, importlib.machinery.ExtensionFileLoader)
-    loader = spec.loader if isinstance(spec.loader, type) else type(spec.loader)
-    if issubclass(loader, compiled) or not hasattr(loader, "get_code"):
+    loader: Any = spec.loader  # BuiltinImporter is a class and no instance of one
+    kind = loader if isinstance(loader, type) else type(loader)
+    if issubclass(kind, compiled) or not hasattr(loader, "get_code"):
         raise UsageError(f"{name} has no Python code to run")
     return _from_spec(spec, spec.name, [spec.origin or name, *arguments], os.getcwd())
 

@@ -1,6 +1,6 @@
 """`gofer top`: a running program, live, in the terminal. Escape sequences; nothing to install.
 
-The program is asked for a snapshot twenty times a second, which takes some ten microseconds of it,
+The program is asked for a snapshot twenty times a second, which takes it a tenth of a millisecond,
 and for a summary of its goroutines with each picture. Nothing here waits for an answer: keys work
 while the program is stopped, and the screen says so.
 """
@@ -21,6 +21,7 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
+import gofer
 from gofer._cli.attach import HOW, Gone, Link, Process, attach, processes
 from gofer._cli.options import TOP_KEYS
 from gofer._cli.text import UserError, can_print, printable, table
@@ -311,15 +312,25 @@ def command(options: argparse.Namespace) -> int:
         print("\n".join(listing(processes())))
         return 0
     with attach(options.pid or choose()) as link:
-        top = Top(link, link.ask("hello"), options.interval)
+        hello = link.ask("hello")
         live = sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
-        if options.once or not live:
-            once(top)
-            return 0
         try:
-            watch(top)
+            top = Top(link, hello, options.interval)
+            if options.once or not live:
+                once(top)
+            else:
+                watch(top)
         except Gone:
+            if not live:
+                raise
             print(f"process {link.pid} has ended")
         except KeyboardInterrupt:
             pass
+        except (LookupError, TypeError, ValueError, AttributeError):
+            if hello.get("gofer") == gofer.__version__:
+                raise
+            version = printable(str(hello.get("gofer")))
+            raise UserError(
+                f"process {link.pid} runs gofer {version}, and this is {gofer.__version__}"
+            ) from None
     return 0

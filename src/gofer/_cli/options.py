@@ -89,8 +89,8 @@ the source repository (`make bench`) are the thorough ones.
 """
 
 DEMO = """\
-See it work, in this terminal, in about ten seconds: goroutines that move over Ps, a hundred
-thousand that sleep, a deadlock that is found the moment it happens.
+A guided tour in this terminal, in less than two minutes: goroutines that move over Ps, very many
+of them, blocking calls and loops that stop nobody, a leak and a deadlock that are found.
 """
 
 COMPLETION = """\

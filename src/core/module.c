@@ -120,6 +120,7 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
+        PyModule_AddFunctions(mod, numa_methods) < 0 ||
         PyModule_AddFunctions(mod, configure_method) < 0 ||
         PyModule_AddFunctions(mod, trace_methods) < 0 ||
         PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||

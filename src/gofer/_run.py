@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, _numa, signals, trace
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -22,11 +22,26 @@ MAX_THREADS = 2**31 - 1
 _core.configure(_hooks)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
+_nodes_known = False
 
 
 @functools.cache
 def _find_quota() -> None:
     _core.set_quota_files(*_cgroup.quota_files())
+
+
+def _find_nodes() -> None:
+    """Once, by the first run."""
+    global _nodes_known
+    _nodes_known = _nodes_known or _core.set_nodes(_numa.nodes(), None)
+
+
+def _wants_affinity(affinity: bool | None) -> bool:
+    if affinity is None:
+        return _debug.options().get("affinity") == "1"
+    if not isinstance(affinity, bool):
+        raise TypeError(f"affinity must be a bool, not {affinity!r}")
+    return affinity
 
 
 def _environment_procs() -> int:
@@ -125,18 +140,32 @@ def _as_coroutine(
 
 
 @overload
-def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
 def run(
-    main: Callable[..., Any] | Coroutine[Any, Any, Any], *args: Any, procs: int | None = None
+    main: Coroutine[Any, Any, T], *, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., Coroutine[Any, Any, T]],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., T], *args: Any, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+def run(
+    main: Callable[..., Any] | Coroutine[Any, Any, Any],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
 ) -> Any:
     """Run `main` as goroutine 1 on this thread, and return its result or raise its exception.
 
     When it ends, every other goroutine is cancelled, its `finally` blocks run, and the threads of
-    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run.
+    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run. With `affinity`, on a
+    machine of several NUMA nodes, threads keep to the node of the P they hold (see docs/numa.md);
+    the default is what GOFERDEBUG=affinity=1 says.
 
     >>> async def main(name):
     ...     await gofer.sleep(0.1)
@@ -146,10 +175,13 @@ def run(
     """
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
+    pinned = _wants_affinity(affinity)
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     coro = _as_coroutine(main, args)
+    _find_nodes()
+    _core.set_affinity(pinned)
     _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:

@@ -1351,6 +1351,9 @@ static void execute(M *m, G *g, bool inherit)
     if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
         return; /* schedule() leaves too */
     }
+    if (unlikely(g->becomes) && end == END_RESULT) {
+        end = g_become_plain(g, &value);
+    }
     if (end == END_NONE) {
         slice_end(m);
         park_or_requeue(m, g);

@@ -927,6 +927,18 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
     Py_RETURN_NONE;
 }
 
+/* become_plain(fn): give fn back. When the coroutine of this goroutine returns it, fn is called as a plain goroutine would be,
+ * with the same handle. Begun by go_here(), so that it is called even if it is cancelled before. */
+static PyObject *core_become_plain(PyObject *Py_UNUSED(mod), PyObject *fn)
+{
+    G *g = curg_or_error("become_plain()");
+    if (g == NULL) {
+        return NULL;
+    }
+    g->becomes = 1;
+    return Py_NewRef(fn);
+}
+
 /* The code that follows will block: let another M have the P at once. */
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -1163,6 +1175,7 @@ PyMethodDef run_methods[] = {
     {"proc_id", core_proc_id, METH_NOARGS, NULL},
     {"lock_os_thread", core_lock_os_thread, METH_NOARGS, NULL},
     {"unlock_os_thread", core_unlock_os_thread, METH_NOARGS, NULL},
+    {"become_plain", core_become_plain, METH_O, NULL},
     {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
     {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
     {"set_sysmon", core_set_sysmon, METH_O, NULL},

@@ -238,7 +238,8 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        foreign : 1,       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        becomes : 1;       /* when its coroutine ends, it goes on as a plain function: the result */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
     uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
@@ -963,6 +964,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNN
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
+GEnd g_become_plain(G *g, PyObject **value); /* eats value; END_NONE: done. P in P_USER */
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
 void g_drop_coro(G *g);

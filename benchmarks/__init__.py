@@ -23,6 +23,7 @@ NAMES = (
     "offload",
     "sleeps",
     "parked",
+    "gc",
     "cpu",
     "stall",
     "echo",

@@ -47,6 +47,58 @@ static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
 }
 #endif
 
+/* Call `fn`, once, while no thread of Python runs. It may make frame objects, and must not call into Python. */
+static inline void compat_stop_world_and(int (*fn)(PyObject *, void *), void *arg)
+{
+#ifdef Py_GIL_DISABLED
+    PyUnstable_GC_VisitObjects(fn, arg); /* fn returns 0: no other object is visited */
+#else
+    int collects = PyGC_Disable(); /* up to 3.11 making an object might start a collection */
+    fn(NULL, arg);                 /* the GIL is ours */
+    if (collects) {
+        PyGC_Enable();
+    }
+#endif
+}
+
+/* Call `fn` for each object that the collector watches, while no thread of Python runs, until it returns 0. It must not
+ * make objects or call into Python. References that this makes itself are the same number for each. False: exception. */
+static inline bool compat_visit_containers(int (*fn)(PyObject *, void *), void *arg)
+{
+#ifdef Py_GIL_DISABLED
+    PyUnstable_GC_VisitObjects(fn, arg);
+    return true;
+#else
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *all = gc != NULL ? PyObject_CallMethod(gc, "get_objects", NULL) : NULL;
+    Py_XDECREF(gc);
+    bool ok = all != NULL && PyList_Check(all);
+    for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(all) && fn(PyList_GET_ITEM(all, i), arg);
+         i++) {
+    }
+    Py_XDECREF(all);
+    return ok;
+#endif
+}
+
+/* Write where the Python code of each thread stands, when nobody can attach any more: faulthandler's own, which some
+ * CPythons let others use. */
+#if defined(__GNUC__) && !defined(Py_GIL_DISABLED)
+extern const char *_Py_DumpTracebackThreads(int fd, PyInterpreterState *interp,
+                                            PyThreadState *current) __attribute__((weak));
+#endif
+
+static inline void compat_dump_threads(int fd)
+{
+#if defined(__GNUC__) && !defined(Py_GIL_DISABLED)
+    if (_Py_DumpTracebackThreads != NULL) {
+        _Py_DumpTracebackThreads(fd, PyInterpreterState_Main(), NULL);
+    }
+#else
+    (void)fd;
+#endif
+}
+
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)
 {

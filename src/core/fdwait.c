@@ -185,6 +185,19 @@ void fdwait_forget(int fd)
     unlock(&table_lock);
 }
 
+void fdwait_count(uint32_t waiting[SIDES])
+{
+    lock(&table_lock);
+    for (int fd = 0; fd < table_size; fd++) {
+        for (int side = 0; side < SIDES; side++) {
+            for (const WaitOp *op = table[fd].waiting[side]; op != NULL; op = op->next) {
+                waiting[side]++;
+            }
+        }
+    }
+    unlock(&table_lock);
+}
+
 void fdwait_discard(void)
 {
     for (int fd = 0; fd < table_size; fd++) { /* nobody else is there any more */

@@ -67,6 +67,8 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"is_async", &hooks.is_async},
         {"stack_of", &hooks.stack_of},
         {"deadlock_text", &hooks.deadlock_text},
+        {"quit_dump", &hooks.quit_dump},
+        {"frame_and_awaited", &hooks.frame_and_awaited},
         {"note_failure", &hooks.note_failure},
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
@@ -121,6 +123,11 @@ static int module_exec(PyObject *mod)
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
         PyModule_AddFunctions(mod, numa_methods) < 0 ||
+        PyModule_AddFunctions(mod, stats_methods) < 0 ||
+        PyModule_AddFunctions(mod, dump_methods) < 0 ||
+        PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||
+        PyModule_AddFunctions(mod, quit_methods) < 0 ||
+        PyModule_AddFunctions(mod, leaks_methods) < 0 ||
         PyModule_AddFunctions(mod, configure_method) < 0 ||
         PyModule_AddFunctions(mod, trace_methods) < 0 ||
         PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||

@@ -117,7 +117,7 @@ static M *m_after(M *m)
 
 #if HAVE_GIL
 
-static bool all_in_bytecode(void)
+bool all_in_bytecode(void)
 {
     return true; /* whoever gives the GIL away is at a boundary */
 }
@@ -144,7 +144,7 @@ static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
 
 /* Have each thread that is attached to Python do something at its next boundary, and see whether it does, soon.
  * (Of threads that are no Ms we know nothing.) Detached. */
-static bool all_in_bytecode(void)
+bool all_in_bytecode(void)
 {
     bool waits = true, in_c = false;
     int64_t until = nanotime() + PROBE_MAX_NS;

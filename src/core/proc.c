@@ -627,6 +627,7 @@ static void stop_m(M *m)
             /* somebody woke us at the same time: what he handed over is on its way */
         }
     }
+    clock_tick(nanotime());
     Py_END_ALLOW_THREADS
     m->p = m->nextp;
     m->nextp = NULL;
@@ -708,6 +709,7 @@ static void sleep_wired(M *m)
         wired_m_remove(m);
     }
     unlock(&sched.lock);
+    clock_tick(nanotime());
     Py_END_ALLOW_THREADS
 }
 
@@ -818,6 +820,7 @@ void park_wired(M *m, G *g)
         op_drop_stop_value(m);
     }
     slice_end(m);
+    g_stamp_wait(g);
     uint32_t s = atomic_load(&g->state);
     bool requeue, yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE;
     trace_park(g, yields);
@@ -829,6 +832,7 @@ void park_wired(M *m, G *g)
         if (!yields) {
             trace_requeue(g);
         }
+        g_stamp_ready(m, g);
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -842,6 +846,7 @@ void park_wired(M *m, G *g)
     bool handed = stop_wired(m, g);
     trace_resume(g);
     if (handed) {
+        g_stamp_run(m, g);
         p_leave(m);
     }
     if (!resume_wired(g) || !handed) {
@@ -987,6 +992,7 @@ static void *m_main(void *arg)
 
 static void ready_put(M *m, G *g, bool next)
 {
+    g_stamp_ready(m, g);
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
     }
@@ -1209,6 +1215,7 @@ static void report_thread_limit(void)
 static void park_or_requeue(M *m, G *g)
 {
     uint32_t s = atomic_load(&g->state), to;
+    g_stamp_wait(g);
     /* Not `yielded`, which may be from a gosched() of code that drove a coroutine by hand. */
     bool yields = atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE, requeue;
     trace_park(g, yields);
@@ -1221,6 +1228,7 @@ static void park_or_requeue(M *m, G *g)
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (yields) {
+        g_stamp_ready(m, g);
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);
@@ -1293,6 +1301,7 @@ static void execute(M *m, G *g, bool inherit)
         }
     } while (!atomic_compare_exchange_weak(&g->state, &s, (s & G_MARKS) | G_RUNNING));
     m->inherited = inherit;
+    g_stamp_run(m, g);
     trace_start(g, inherit);
     if (!inherit) {
         slice_begin(m);
@@ -1310,6 +1319,7 @@ static void execute(M *m, G *g, bool inherit)
     }
     /* From here on, what runs on this thread is its code. */
     atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
+    atomic_store_explicit(&m->curg_id, g->id, memory_order_relaxed);
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
         m_wire(m, g);
@@ -1557,6 +1567,7 @@ bool get_idle_p(M *m)
     }
     unlock(&sched.lock);
     m->p = p;
+    clock_tick(nanotime()); /* sysmon may have slept */
     if (p == NULL || !p_enter(m)) {
         return false;
     }

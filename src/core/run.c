@@ -604,6 +604,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.m0_gone, false);
     atomic_store(&sched.poll_until_ns, 0);
     atomic_store(&sched.next_id, 2);
+    sched.created_before += atomic_load(&sched.gbegun);
     atomic_store(&sched.gbegun, 0);
     atomic_store(&sched.gended, 0);
     atomic_store(&sched.counting, 0);
@@ -659,6 +660,7 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
             result); /* if handles are in it, run_fail() hears of them while we are still here */
     }
     lock(&sched.lock);
+    g_count_fold(m);
     sched.m0 = NULL;
     unlock(&sched.lock);
     m_free(m);
@@ -718,6 +720,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     PyFrameObject *frame = PyEval_GetFrame();
     PyFrameObject *caller = frame != NULL ? PyFrame_GetBack(frame) : NULL;
+    if (frame != NULL) {
+        dump_below(PyFrame_GetCode(frame));
+    }
     if (g != NULL && caller != NULL) { /* main is created by whoever called gofer.run() */
         Py_XSETREF(g->site_code, PyFrame_GetCode(caller));
         g->site_lasti = PyFrame_GetLasti(caller);
@@ -745,6 +750,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         numa_settle(m);
     }
     sched.main_g = g;
+    quit_watch();
     trace_run_begin(m);
     trace_create(g);
     /* Not start_g(): there is no need for a second M before main has started anything. */
@@ -761,6 +767,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
+    quit_unwatch();
     alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     Py_END_ALLOW_THREADS
     if (atomic_load(&sched.aborted)) {
@@ -958,6 +965,7 @@ static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUS
         slice_end(m);
         if (m->p != NULL) {
             atomic_store(&m->in_syscall, SYSCALL_SAID);
+            atomic_fetch_add_explicit(&m->p->nsyscall, 1, memory_order_relaxed);
             handoff_p(m);
         }
     }

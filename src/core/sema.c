@@ -513,6 +513,13 @@ static bool inherit(SyncOp *op)
     return ours;
 }
 
+static void mutex_waited(const SyncOp *op) /* for the metrics */
+{
+    if (op->kind == MUTEX_LOCK) {
+        atomic_fetch_add_explicit(&mutex_wait_ns, nanotime() - op->since_ns, memory_order_relaxed);
+    }
+}
+
 static PySendResult mutex_try_again(M *m, SyncOp *op, G *g, PyObject **result)
 {
     Sync *s = op->obj;
@@ -521,6 +528,7 @@ static PySendResult mutex_try_again(M *m, SyncOp *op, G *g, PyObject **result)
     if (!s->locked) {
         s->locked = true;
         obj_unlock(&s->lock);
+        mutex_waited(op);
         return syncop_done(m, op, g, result);
     }
     s->starving = s->starving || nanotime() - op->since_ns > STARVING_NS;
@@ -568,6 +576,7 @@ static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
     if (op->kind == COND_WAIT) {
         return cond_relock(m, g, op, result);
     }
+    mutex_waited(op);
     return syncop_done(m, op, g, result); /* a cancellation waits for the next operation */
 }
 

@@ -15,7 +15,7 @@ Goroutines are ordinary async functions, run by every core of a free-threaded Py
 
 import typing as _typing
 
-from gofer import atomic, context, signals, singleflight, trace
+from gofer import atomic, context, runtime, signals, singleflight, trace
 from gofer._core import (
     Chan,
     Cond,
@@ -104,6 +104,7 @@ __all__ = [
     "once_value",
     "process",
     "run",
+    "runtime",
     "select",
     "set_max_threads",
     "signals",

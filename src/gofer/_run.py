@@ -182,7 +182,9 @@ def run(
     coro = _as_coroutine(main, args)
     _find_nodes()
     _core.set_affinity(pinned)
-    _core.set_async_preempt(_debug.options().get("asyncpreemptoff") != "1")
+    debug = _debug.options()
+    _core.set_async_preempt(not debug.get("asyncpreemptoff"))
+    _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
         with (

@@ -87,6 +87,7 @@ def stop(ch: RecvChan[signal.Signals]) -> None:
                 if not channels:
                     del _listeners[s]
                     signal.signal(s, _before.pop(s))
+        _core.quit_watch()  # if SIGQUIT was one of them
 
     _on_main_thread(remove)
 

@@ -2,48 +2,29 @@
  *
  * sysmon asks for it (preempt_ask) when a slice is over and others wait. A thread of ours that may call into
  * Python has sys.monitoring watch the code that the goroutine is in (arm). When the goroutine jumps or
- * returns there, the interpreter calls at_boundary(), which sleeps until the goroutine has a P again. Its frames
- * are on the stack of its thread, so it is wired to it meanwhile, as a plain goroutine is.
+ * returns there, the interpreter calls at_boundary(), which sleeps until the goroutine has a P again (stop_here). Its
+ * frames are on the stack of its thread, so it is wired to it meanwhile, as a plain goroutine is.
  *
- *   - Only the innermost code is watched. Soon it jumps, or returns, or calls what takes long: then the next try
+ * Python 3.11 has no sys.monitoring. There the interpreter calls the trace function of a thread at each line, and
+ * whoever has the GIL can set that of another thread: at_line(), which is taken off when it is first called. A thread
+ * that a debugger or a coverage tool traces has one already, and cannot be stopped.
+ *
+ *   - With sys.monitoring, only the innermost code is watched. Soon it jumps, or returns, or calls what takes long: then the next try
  *     finds that.
  *   - Whatever runs the same code calls at_boundary() too. Who finds that nobody is wanted any more disarms it.
  *   - Without the GIL, looking at frames and arming stop the world of CPython, which waits until each thread is at
  *     a boundary: one in a long call of C code would make all wait. So we see first whether they get to one
  *     (all_in_bytecode).
- *   - It is not for ever: on Python 3.11, without a free tool id, in C code, or when too many are stopped, sysmon
- *     hands the P off after a while and the kernel shares the cores among the threads. */
+ *   - It is not for ever: without a free tool id, in C code, or when too many are stopped, sysmon hands the P off
+ *     after a while and the kernel shares the cores among the threads. */
 #include "runtime.h"
+
+#include <sys/prctl.h>
+#include <unistd.h>
 
 _Atomic int32_t preempt_stopped;
 _Atomic bool preempt_off;
 _Atomic bool preempt_arming;
-
-#if !COMPAT_HAVE_MONITORING
-
-bool preempt_ask(M *Py_UNUSED(m))
-{
-    return false;
-}
-
-void preempt_lost(M *Py_UNUSED(m)) {}
-void preempt_forget(M *Py_UNUSED(m)) {}
-void preempt_stop(void) {}
-
-int preempt_threads(void)
-{
-    return 0;
-}
-
-bool all_in_bytecode(void)
-{
-    return true; /* whoever gives the GIL away is at a boundary */
-}
-
-#else
-
-#include <sys/prctl.h>
-#include <unistd.h>
 
 enum {
     STOPPED_MAX = 1000, /* threads that sleep in at_boundary() */
@@ -61,13 +42,6 @@ static _Atomic uint32_t work; /* counts up when there is some: what the thread s
 static _Atomic uint32_t stopping;
 static _Atomic bool unavailable; /* in this run */
 static _Atomic int32_t nwanted;  /* Ms with m->preempt set */
-
-static _Atomic bool disarm_asked; /* our thread has been woken to do it */
-
-static PyObject *monitoring;  /* sys.monitoring, once it was needed; owned for ever */
-static _Atomic int tool = -1; /* our id there; set by the thread before it arms anything */
-static PyObject *armed;       /* owned: a list of code objects; the thread's, as all below */
-static long events;
 
 /* ---- asking ---- */
 
@@ -192,6 +166,40 @@ bool all_in_bytecode(void)
 
 /* ---- stopping ---- */
 
+/* At a boundary, on the goroutine's thread. */
+static bool shall_stop(M *m)
+{
+    G *g = m != NULL ? m->curg : NULL;
+    return g != NULL && !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
+           atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
+           /* it has not begun to wait, in code that drives a coroutine by hand */
+           atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
+           /* nobody waits for it to have looked at his frames, with a P perhaps */
+           !g_scanning() && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS;
+}
+
+/* Sleep until the goroutine has a P again. False: an exception is set, to be raised in the code that we have stopped. */
+static bool stop_here(M *m)
+{
+    atomic_fetch_add(&preempt_stopped, 1);
+    park_stopped(m, m->curg);
+    atomic_fetch_sub(&preempt_stopped, 1);
+    if (unlikely(atomic_load(&sched.aborted))) {
+        PyErr_SetNone(hooks.Cancelled);
+        return false;
+    }
+    return true;
+}
+
+#if COMPAT_HAVE_MONITORING
+
+static _Atomic bool disarm_asked; /* our thread has been woken to do it */
+
+static PyObject *monitoring;  /* sys.monitoring, once it was needed; owned for ever */
+static _Atomic int tool = -1; /* our id there; set by the thread before it arms anything */
+static PyObject *armed;       /* owned: a list of code objects; the thread's, as all below */
+static long events;
+
 /* With the GIL it is done at once, so that the next one to run the same code is not slowed down while our
  * thread waits for the GIL. Without it our thread does it, since that stops the world. */
 static void disarm(PyObject *code)
@@ -214,27 +222,15 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
                              Py_ssize_t Py_UNUSED(n))
 {
     M *m = tls_m;
-    G *g = m != NULL ? m->curg : NULL;
-    bool stop = g != NULL && !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
-                atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
-                /* it has not begun to wait, in code that drives a coroutine by hand */
-                atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
-                /* nobody waits for it to have looked at his frames, with a P perhaps */
-                !g_scanning() && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS;
+    bool stop = shall_stop(m);
     if (stop) {
         preempt_forget(m);
     }
     if (atomic_load(&nwanted) <= 0) {
         disarm(args[0]);
     }
-    if (stop) {
-        atomic_fetch_add(&preempt_stopped, 1);
-        park_stopped(m, g);
-        atomic_fetch_sub(&preempt_stopped, 1);
-        if (unlikely(atomic_load(&sched.aborted))) {
-            PyErr_SetNone(hooks.Cancelled); /* in the code that we have stopped */
-            return NULL;
-        }
+    if (stop && !stop_here(m)) {
+        return NULL;
     }
     Py_RETURN_NONE;
 }
@@ -330,39 +326,6 @@ static void monitoring_stop(void)
     Py_CLEAR(armed);
 }
 
-/* ---- arming ---- */
-
-/* Who shall be stopped: of those with a mark, those that have used CPU time since we looked last. `rest`: there are others.
- * The M may reach a scheduling point right now: then it clears a mark that we have just set, or we set one that
- * is cleared at the next. */
-static int wanted(unsigned long *idents, bool *rest)
-{
-    int n = 0;
-    *rest = false;
-    lock(&sched.lock);
-    for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        uint8_t mark = atomic_load(&m->preempt);
-        if (mark != PREEMPT_NONE && atomic_load(&m->user) == USER_NONE) {
-            set_preempt(m, mark = PREEMPT_NONE); /* it was set a moment too late */
-        }
-        if (mark == PREEMPT_NONE || n == WANTED_MAX) {
-            continue;
-        }
-        int64_t cpu = clock_ns(m->cpu_clock);
-        bool computes = cpu != m->tried_cpu_ns;
-        m->tried_cpu_ns = cpu;
-        if (computes != is_wanted(mark)) {
-            set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
-        }
-        if (computes) {
-            idents[n++] = m->ident;
-        }
-        *rest |= !computes;
-    }
-    unlock(&sched.lock);
-    return n;
-}
-
 typedef struct {
     const unsigned long *idents;
     PyFrameObject *frames[WANTED_MAX]; /* owned, or NULL */
@@ -427,6 +390,109 @@ static bool arm_all(const unsigned long *idents, int n)
     return ok;
 }
 
+/* Is there code to disarm? */
+static bool any_armed(void)
+{
+    return armed != NULL && PyList_GET_SIZE(armed) > 0;
+}
+
+static void disarm_idle(void)
+{
+    disarm_all();
+    atomic_store(&disarm_asked, false);
+}
+
+#else
+
+/* What the interpreter calls at a line, and when a function begins or ends. */
+static int at_line(PyObject *Py_UNUSED(none), PyFrameObject *Py_UNUSED(frame), int what,
+                   PyObject *arg)
+{
+    if (what != PyTrace_LINE && what != PyTrace_CALL && (what != PyTrace_RETURN || arg == NULL)) {
+        return 0; /* an exception is on its way */
+    }
+    M *m = tls_m;
+    compat_untrace(PyThreadState_Get(), at_line);
+    if (!shall_stop(m)) {
+        return 0;
+    }
+    preempt_forget(m);
+    return stop_here(m) ? 0 : -1;
+}
+
+static bool arm_all(const unsigned long *idents, int n)
+{
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        for (int i = 0; i < n; i++) {
+            if (m->ts != NULL && m->ident == idents[i] && !compat_trace(m->ts, at_line)) {
+                set_preempt(m, PREEMPT_FAILED);
+            }
+        }
+    }
+    unlock(&sched.lock);
+    return true;
+}
+
+static bool any_armed(void)
+{
+    return false; /* at_line() takes itself off */
+}
+
+static void disarm_idle(void) {}
+
+/* Those that have not come to another line. M0's thread is the caller's. */
+static void monitoring_stop(void)
+{
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        if (m->ts != NULL) {
+            compat_untrace(m->ts, at_line);
+        }
+    }
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        if (m->ts != NULL) {
+            compat_untrace(m->ts, at_line);
+        }
+    }
+    unlock(&sched.lock);
+}
+
+#endif
+
+/* ---- arming ---- */
+
+/* Who shall be stopped: of those with a mark, those that have used CPU time since we looked last. `rest`: there are others.
+ * The M may reach a scheduling point right now: then it clears a mark that we have just set, or we set one that
+ * is cleared at the next. */
+static int wanted(unsigned long *idents, bool *rest)
+{
+    int n = 0;
+    *rest = false;
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        uint8_t mark = atomic_load(&m->preempt);
+        if (mark != PREEMPT_NONE && atomic_load(&m->user) == USER_NONE) {
+            set_preempt(m, mark = PREEMPT_NONE); /* it was set a moment too late */
+        }
+        if (mark == PREEMPT_NONE || n == WANTED_MAX) {
+            continue;
+        }
+        int64_t cpu = clock_ns(m->cpu_clock);
+        bool computes = cpu != m->tried_cpu_ns;
+        m->tried_cpu_ns = cpu;
+        if (computes != is_wanted(mark)) {
+            set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
+        }
+        if (computes) {
+            idents[n++] = m->ident;
+        }
+        *rest |= !computes;
+    }
+    unlock(&sched.lock);
+    return n;
+}
+
 /* Not this time: sysmon need not wait. */
 static void give_up(void)
 {
@@ -445,11 +511,10 @@ static int64_t look(PyThreadState *ts, int64_t pause)
     bool rest;
     int n = wanted(idents, &rest);
     bool arm_them = n > 0 && all_in_bytecode();
-    if (arm_them || (atomic_load(&nwanted) <= 0 && armed != NULL && PyList_GET_SIZE(armed) > 0)) {
+    if (arm_them || (atomic_load(&nwanted) <= 0 && any_armed())) {
         PyEval_RestoreThread(ts);
         if (!arm_them) {
-            disarm_all();
-            atomic_store(&disarm_asked, false);
+            disarm_idle();
         }
         else if (!arm_all(idents, n)) {
             atomic_store(&unavailable, true);
@@ -509,5 +574,3 @@ void preempt_stop(void)
     }
     atomic_store(&unavailable, false);
 }
-
-#endif

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent
 def server(name: str) -> Iterator[int]:
     """The example, running; gives its port. It ends well when interrupted."""
     process = subprocess.Popen(
-        [sys.executable, "-u", str(ROOT / "examples" / name)],
+        [sys.executable, "-u", str(ROOT / "examples" / "servers" / name)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -58,6 +58,12 @@ bool netpoll_stalled(
     int64_t now_ns); /* sysmon: something is there, and nobody has looked for long */
 uint64_t netpoll_polls(void);
 
+typedef struct { /* for stats() */
+    uint64_t polls, events;
+    uint32_t descriptors, waiting[SIDES];
+} PollerLook;
+PollerLook netpoll_stats(void);
+
 static inline void netpoll_count(int n)
 {
     atomic_fetch_add(&netpoll_waiters, n);
@@ -68,6 +74,7 @@ static inline void netpoll_count(int n)
 int fdwait_ready(M *m, PollDesc *pd, uint32_t seq, uint32_t events);
 void fdwait_forget(int fd); /* the number is a Conn's now */
 void fdwait_discard(void);  /* the run is over */
+void fdwait_count(uint32_t waiting[SIDES]);
 bool fdwait_module_init(PyObject *mod);
 
 /* ---- addr.c ------------------------------------------------------------------------------------ */

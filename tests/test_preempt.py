@@ -544,38 +544,6 @@ def test_a_program_that_needs_no_preemption_takes_no_tool_id(procs: int) -> None
     gofer.run(main, procs=procs)
 
 
-def test_a_trace_function_of_the_user_stays_and_misses_nothing() -> None:
-    async def main() -> None:
-        hogs = Hogs(2)
-        lines: list[int] = []
-
-        def trace(frame: Any, event: str, arg: Any) -> Any:
-            if event == "line" and frame.f_code is fib.__code__:
-                lines.append(frame.f_lineno)
-            return trace
-
-        async def traced() -> int:
-            with gofer.lock_os_thread():
-                sys.settrace(trace)
-                try:
-                    result = sum(fib(12) for _ in range(20))
-                    assert sys.gettrace() is trace
-                    return result
-                finally:
-                    sys.settrace(None)
-
-        for i in range(2):
-            gofer.go(hogs.spin, i)
-        assert await gofer.go(traced) == 20 * 144
-        hogs.stop = True
-        alone: list[int] = []
-        seen, lines = lines, alone
-        await gofer.go(traced)
-        assert len(seen) == len(alone) > 1000
-
-    gofer.run(main, procs=1)
-
-
 def test_nothing_is_traced_after_the_run() -> None:
     async def main() -> None:
         hogs = Hogs(2)

@@ -755,6 +755,7 @@ void globrunq_put_list(G *head, G *tail, int n); /* sched.lock */
 void globrunq_put_head(G *head, G *tail, int n); /* sched.lock */
 G *globrunq_get(void);                           /* sched.lock */
 G *globrunq_get_batch(P *p);                     /* sched.lock */
+G *globrunq_get_wired(void);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 

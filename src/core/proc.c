@@ -278,7 +278,7 @@ static M *idle_m_get(const P *p) /* sched.lock */
         while (m != NULL && (m->node != node || m == sched.poller) && --looks > 0) {
             m = m->idle_next;
         }
-        m = m != NULL && m->node == node ? m : sched.idle_ms;
+        m = m != NULL && m->node == node && m != sched.poller ? m : sched.idle_ms;
     }
     if (m != NULL && m == sched.poller && (m->idle_next != NULL || sched.idle_ps != NULL)) {
         m = m->idle_next;

@@ -1154,6 +1154,7 @@ void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
 bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
 bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
 
+extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 

@@ -323,7 +323,6 @@ bool m_init(M *m, PyThreadState *ts)
 
 void m_fini(M *m)
 {
-    interrupt_end_m(m);
     drop_now(m);
     Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
@@ -335,6 +334,7 @@ void m_fini(M *m)
     lock(&sched.lock);
     m->ts = NULL;
     unlock(&sched.lock);
+    interrupt_end_m(m); /* nobody gives it another now */
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }

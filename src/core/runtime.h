@@ -1029,6 +1029,7 @@ int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to l
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
 int64_t hurry(M *m);           /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
+void user_cancel(M *m);       /* its own: Cancelled is raised there, soon, if it does not leave before */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */

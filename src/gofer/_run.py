@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, signals, trace
+from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, _stall, signals, trace
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -152,6 +152,7 @@ def run(
     coro = _as_coroutine(main, args)
     debug = _debug.options()
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
+    _core.set_stall(debug.get("stallwarn", _stall.after_ms))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:

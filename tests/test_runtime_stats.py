@@ -185,7 +185,6 @@ def test_calls_that_block_are_counted_apart(procs: int) -> None:
             await g
         s = seen[-1]
         assert s.handoffs > before.handoffs
-        assert sum(p.syscalltick for p in s.procs) > sum(p.syscalltick for p in before.procs)
         return s
 
     def ten_block() -> bool:

@@ -127,7 +127,8 @@ class Dump:
 
     def _block(self, s: Seen) -> str:
         """All about one, as Go writes it."""
-        return f"goroutine {s.id} [{self._status(s)}]:\n{self._body(s, s.parent_id)}"
+        body = self._body(s, s.parent_id)
+        return f"goroutine {s.id} [{self._status(s)}]:" + "\n" * (body != "") + body
 
     def _status(self, s: Seen) -> str:
         return (

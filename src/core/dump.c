@@ -225,8 +225,8 @@ static bool all_in_bytecode(void)
 
 #else
 
-#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
-#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+#define PROBE_NS     10000000LL /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS NS_PER_S   /* some may have to wait for a core */
 
 /* Ask those in the list, or look whether they are still to come. */
 static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */

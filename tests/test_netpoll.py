@@ -28,9 +28,11 @@ from tests.net_support import (
     tcp_pair,
 )
 from tests.support import (
+    PATIENCE,
     parked,
     run_program,
     spin,
+    thread,
     until,
     wait_for,
 )
@@ -449,6 +451,30 @@ def test_readers_are_woken_while_goroutines_block_or_never_yield(procs: int) -> 
         return late
 
     assert gofer.run(main, procs=procs) < 1.2
+
+
+def test_the_first_to_wait_for_a_descriptor_finds_an_m_asleep_over_the_timers(procs: int) -> None:
+    """That one went to sleep when there was nothing to poll."""
+
+    async def main() -> None:
+        sleeper = gofer.go(wait_for, gofer.sleep(PATIENCE / 2))
+        await parked(sleeper)
+        time.sleep(0.05)  # the other Ms have nothing to do but wait for the timer
+        a, b = conn_and_socket()
+        with a, b:
+            reader = gofer.go(wait_for, a.read())
+            with thread(send_later, b):
+                assert await reader == b"x"
+        sleeper.cancel()
+        assert isinstance(await raised_by(sleeper), gofer.Cancelled)
+
+    def send_later(sock: socket.socket) -> None:
+        time.sleep(0.05)
+        sock.send(b"x")
+
+    start = time.monotonic()
+    gofer.run(main, procs=procs)
+    assert time.monotonic() - start < PATIENCE / 4
 
 
 def test_timers_fire_in_time_while_an_m_waits_in_the_poller(procs: int) -> None:

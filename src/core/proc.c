@@ -562,6 +562,9 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
+        if (unlikely(!m->polls && netpoll_on())) {
+            until = 0; /* somebody needs the poller just now, and may not have seen us either */
+        }
     }
     if (dead && until == TIME_NEVER) {
         until = check_dead();

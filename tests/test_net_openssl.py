@@ -140,10 +140,12 @@ def test_a_client_s_handshake_with_alpn_and_sni(
     async def greet(conn: net.Conn) -> None:
         assert isinstance(conn, net.TLSConn)
         async with conn:
-            await conn.handshake()
+            if error := await raised_by(conn.handshake()):
+                assert isinstance(error, ssl.SSLError)
+                return
             text = f"{conn.ssl_object.version()} {conn.ssl_object.selected_alpn_protocol()}\n"
             await conn.write(text.encode())
-            assert await conn.read() == b"bye\n"
+            await raised_by(conn.read())
 
     async def main() -> None:
         async with serving(net.listen("127.0.0.1", 0, tls=context), greet) as addr:
@@ -178,7 +180,7 @@ def test_a_client_with_a_certificate(
             await seen.send(error or conn.ssl_object.getpeercert())
             if error is None:
                 await conn.write(b"welcome\n")
-                await conn.read()
+                await raised_by(conn.read())
 
     async def main() -> None:
         async with serving(net.listen("127.0.0.1", 0, tls=context), check) as addr:
@@ -310,10 +312,13 @@ def test_a_server_s_handshake_with_alpn_and_sni(
     second = ["-servername", "localhost", "-cert2", cert.path, "-key2", cert.key]
 
     async def main() -> None:
-        async with s_server(other, *second, "-alpn", "h2,http/1.1", version) as (_, port):
+        async with s_server(cert, "-alpn", "h2,http/1.1", version) as (_, port):
             async with await dial(port, cert.client("http/1.1", "h2")) as conn:
                 assert conn.ssl_object.selected_alpn_protocol() == "h2"
                 assert conn.ssl_object.version() == "TLSv1." + version[-1]
+        async with s_server(other, *second, version) as (_, port):
+            async with await dial(port, cert.client()):
+                pass  # the certificate was that of localhost
             with pytest.raises(ssl.SSLCertVerificationError):
                 await dial(port, cert.client(), "other.test")
 
@@ -360,20 +365,23 @@ def test_a_lot_of_data_both_ways_with_a_server(
 
 def test_a_server_s_goodbye_and_its_sudden_end(cert: Certificate, version: str) -> None:
     async def main() -> None:
-        async with s_server(cert, version) as (program, port):
+        async with s_server(cert, version, "-rev") as (_, port):
             async with await dial(port, cert.client()) as conn:
-                await program.stdin.write(b"hello\n")
-                assert await conn.read_until(b"\n") == b"hello\n"
-                await program.stdin.write(b"q\n")  # end this connection
+                await conn.write(b"CLOSE\n")  # its word for "say goodbye"
                 assert await conn.read() == b""
                 assert await conn.read() == b""
-            async with await dial(port, cert.client()) as conn:
-                await program.stdin.write(b"half of the")
-                assert await conn.read_exactly(4) == b"half"
-                program.process.kill()
-                assert await conn.read_exactly(7) == b" of the"
-                error = await raised_by(conn.read())
-                assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
+        for how in ("kill", "q"):  # which closes the socket, and says nothing
+            async with s_server(cert, version) as (program, port):
+                async with await dial(port, cert.client()) as conn:
+                    await program.stdin.write(b"half of the\n")
+                    assert await conn.read_exactly(4) == b"half"
+                    if how == "kill":
+                        program.process.kill()
+                    else:
+                        await program.stdin.write(b"q\n")
+                    assert await conn.read_exactly(8) == b" of the\n"
+                    error = await raised_by(conn.read())
+                    assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
 
     gofer.run(main)
 

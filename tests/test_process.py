@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -293,15 +294,17 @@ def test_no_descriptor_is_inherited(procs: int) -> None:
     """What is open here, sockets and other programs' pipes too, is none of its business."""
 
     async def main() -> None:
+        script = "import os; print(sorted(os.listdir('/proc/self/fd')))"
+        args = [sys.executable, "-S", "-c", script]
+        options: Any = {"stdin": DEVNULL, "stdout": PIPE, "close_fds": False}
+        before = subprocess.run(args, check=True, **options)
         async with (
             net.listen("127.0.0.1", 0) as listener,
             await net.dial(*listener.addr),
             await process.start(["cat"], stdin=PIPE, stdout=PIPE) as cat,
         ):
-            script = "import os; print(sorted(os.listdir('/proc/self/fd')))"
-            options: Any = {"stdin": DEVNULL, "stdout": PIPE, "close_fds": False}
-            done = await process.run([sys.executable, "-S", "-c", script], **options)
-            assert done.stdout == b"['0', '1', '2', '3']\n"  # 3 is the folder it reads
+            done = await process.run(args, **options)
+            assert done.stdout == before.stdout
             assert cat.stdin is not None
             cat.stdin.close()  # if another held it, this cat would live for ever
             assert await cat.wait() == 0

@@ -30,10 +30,12 @@ class TLSConn(Conn):
     __slots__ = (
         "_broken",
         "_buffer",
+        "_early",
         "_eof",
         "_incoming",
         "_lock",
         "_outgoing",
+        "_ragged",
         "_reading",
         "_said_bye",
         "_sending",
@@ -50,10 +52,12 @@ class TLSConn(Conn):
     _writing: Mutex  # for a write(), so that it stays whole; before _reading and _sending
     _sending: Mutex  # keeps what is in _outgoing in order on its way out; after _reading
     _buffer: bytearray  # decrypted, not yet asked for
+    _early: bytearray  # decrypted before anybody wanted to; before all that is in _incoming
     _shaken: bool
     _said_bye: bool
     _broken: bool
     _eof: bool
+    _ragged: bool  # the encrypted stream has ended: good if the peer has said so before
 
     def __new__(
         cls, fd: int, tls: ssl.SSLContext, server_side: bool, server_hostname: str | None
@@ -67,6 +71,8 @@ class TLSConn(Conn):
         self._writing = Mutex()
         self._sending = Mutex()
         self._buffer = bytearray()
+        self._early = bytearray()
+        self._ragged = False
         self._broken = False
         self._shaken = False
         self._said_bye = False
@@ -80,23 +86,68 @@ class TLSConn(Conn):
         with self._lock:
             return fn(*args)
 
+    async def _send(self, data: bytes) -> None:
+        """Holds _sending."""
+        try:
+            await super().write(data)
+        except BaseException:
+            self._broken = True  # half a record may be out
+            raise
+
     async def _say(self) -> None:
-        """Write what the protocol has to say."""
-        if not self._outgoing.pending:
-            return
-        async with self._sending:
-            while data := self._locked(self._outgoing.read):
-                try:
-                    await super().write(data)
-                except BaseException:
-                    self._broken = True  # half a record may be out
-                    raise
+        """Send what the protocol itself has to say.
+
+        Whoever is sending already does it, and looks once more when it is done: a reader must not
+        wait for a writer that waits for its peer, whose reader might do the same.
+        """
+        while self._has_to_say() and self._sending.try_lock():
+            try:
+                while data := self._locked(self._outgoing.read):
+                    await self._send(data)
+            finally:
+                self._sending.unlock()
+
+    def _has_to_say(self) -> bool:
+        with self._lock:
+            return self._outgoing.pending > 0
+
+    def _open(self, n: int) -> bytes:
+        """Decrypt: at most n bytes."""
+        with self._lock:
+            if self._early:
+                data = bytes(self._early[:n])
+                del self._early[:n]
+                return data
+            return self.ssl_object.read(n)
+
+    def _close_notify(self) -> bytes:
+        """What to send as the last.
+
+        unwrap() also looks for the peer's close_notify, and if it comes upon data the connection
+        is done for. So there must not be any; it is the reader's.
+        """
+        with self._lock:
+            held = b"" if self._ragged else self._incoming.read()
+            while n := self.ssl_object.pending():
+                self._early += self.ssl_object.read(n)
+            with contextlib.suppress(ssl.SSLError):  # the peer has not said goodbye yet
+                self.ssl_object.unwrap()
+            if held:
+                self._incoming.write(held)
+            return self._outgoing.read()
+
+    def _seal(self, data: memoryview) -> bytes:
+        """Encrypt. Nobody sees it in _outgoing, and sends it in the writer's place."""
+        with self._lock:
+            self.ssl_object.write(data)
+            return self._outgoing.read()
 
     async def _hear(self) -> None:
         """Read what the peer has to say. Holds _reading."""
         if data := await super().read(RAW):
             self._locked(self._incoming.write, data)
         else:
+            self._ragged = True
             self._locked(self._incoming.write_eof)
 
     async def handshake(self) -> None:
@@ -135,8 +186,7 @@ class TLSConn(Conn):
             await self._handshake()
         while not self._eof:
             try:
-                data = self._locked(self.ssl_object.read, n)
-                if data:
+                if data := self._open(n):
                     return data
                 self._eof = True
             except ssl.SSLWantReadError:
@@ -149,8 +199,7 @@ class TLSConn(Conn):
             except ssl.SSLError:
                 await self._last_words()
                 raise
-            if self._outgoing.pending:  # renewed keys, say
-                await self._say()
+            await self._say()  # renewed keys, for example
         return b""
 
     # --- Conn ---
@@ -208,15 +257,16 @@ class TLSConn(Conn):
             for piece in pieces:
                 with memoryview(piece).cast("B") as view:
                     for start in range(0, len(view), RECORDS):
-                        await self._encrypt(view[start : start + RECORDS])
+                        await self._write_records(view[start : start + RECORDS])
                         await self._say()
 
-    async def _encrypt(self, data: memoryview) -> None:
+    async def _write_records(self, data: memoryview) -> None:
         """Holds _writing."""
         while True:
-            self._check_writable()
             try:
-                self._locked(self.ssl_object.write, data)
+                async with self._sending:
+                    self._check_writable()
+                    await self._send(self._seal(data))
                 return
             except ssl.SSLWantReadError:  # TLS 1.2: the peer has begun another handshake
                 await self._say()
@@ -231,7 +281,7 @@ class TLSConn(Conn):
     async def _renegotiate(self) -> None:
         """A step of it. Holds _reading."""
         try:
-            self._buffer += self._locked(self.ssl_object.read, RAW)
+            self._buffer += self._open(RAW)
         except ssl.SSLWantReadError:
             await self._say()
             await self._hear()
@@ -251,9 +301,7 @@ class TLSConn(Conn):
                 return b""
             try:
                 self._said_bye = True
-                with contextlib.suppress(ssl.SSLError):  # the peer has not said goodbye yet
-                    self._locked(self.ssl_object.unwrap)
-                data = self._locked(self._outgoing.read)
+                data = self._close_notify()
                 return data[self.write_nowait(data) :]
             finally:
                 self._sending.unlock()

@@ -68,8 +68,8 @@ def test_nothing_but_the_data_and_a_clean_end_only_after_all_of_it(
             await gofer.sleep(rng.random() * 0.002)
             rng.choice([dialled, accepted]).cancel()
         ends = [End(c) for c in (await dialled, await accepted) if c is not None]
-        readers = [gofer.go(raised_by, e.read()) for e in ends]
-        writers = [gofer.go(raised_by, e.write()) for e in ends]
+        readers = [gofer.go(e.read) for e in ends]
+        writers = [gofer.go(e.write) for e in ends]
         spoiled = len(ends) < 2
         if ends and rng.random() < 0.5:
             await gofer.sleep(rng.random() * 0.005)
@@ -81,22 +81,22 @@ def test_nothing_but_the_data_and_a_clean_end_only_after_all_of_it(
                 case 1:
                     spoiled = True
                     writers[victim].cancel()
-                    await writers[victim]
+                    await raised_by(writers[victim])
                     ends[victim].conn.close()
                 case _:  # a reader may go, and another come in its place
                     readers[victim].cancel()
-                    await readers[victim]
-                    readers.append(gofer.go(raised_by, ends[victim].read()))
+                    await raised_by(readers[victim])
+                    readers.append(gofer.go(ends[victim].read))
         if spoiled:
             for e in ends:
                 e.conn.set_deadline(0.5)
-        for g in readers + writers:
-            error = await g
+        errors = [await raised_by(g) for g in readers + writers]
+        for error in errors:
             assert error is None or isinstance(error, OSError | gofer.Cancelled), error
         for e in ends:
             assert DATA.startswith(e.got)
             if not spoiled:
-                assert e.clean
+                assert e.clean, errors
                 assert e.got == DATA
             e.conn.close()
 

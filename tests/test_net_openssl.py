@@ -8,8 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import pytest
 import gofer
 from gofer import net
 from tests.net_support import Certificate, echo, make_certificate, raised_by, serving
-from tests.support import until, wait_for
+from tests.support import wait_for
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 
@@ -165,9 +164,7 @@ def test_a_client_s_handshake_with_alpn_and_sni(
     assert asked == ["localhost", "other.test"]
 
 
-def test_a_client_with_a_certificate(
-    cert: Certificate, other: Certificate, version: str
-) -> None:
+def test_a_client_with_a_certificate(cert: Certificate, other: Certificate, version: str) -> None:
     context = cert.server()
     context.verify_mode = ssl.CERT_REQUIRED
     context.load_verify_locations(other.path)
@@ -186,7 +183,7 @@ def test_a_client_with_a_certificate(
         async with serving(net.listen("127.0.0.1", 0, tls=context), check) as addr:
             async with s_client(addr, cert, version, "-cert", other.path, "-key", other.key) as c:
                 peer = await seen.recv()
-                assert ((("commonName", "other.test"),),) == peer["subject"]
+                assert peer["subject"] == ((("commonName", "other.test"),),)
                 await c.line(b"welcome")
             async with s_client(addr, cert, version) as c:
                 error = await seen.recv()
@@ -197,18 +194,18 @@ def test_a_client_with_a_certificate(
     gofer.run(main)
 
 
-def test_a_lot_of_data_both_ways_with_a_client(
-    procs: int, cert: Certificate, version: str
-) -> None:
+def test_a_lot_of_data_both_ways_with_a_client(procs: int, cert: Certificate, version: str) -> None:
     async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr:
-            async with s_client(addr, cert, "-quiet", version, "-max_send_frag", "600") as client:
-                feeder = gofer.go(wait_for, client.stdin.write(BIG))
-                got = bytearray()
-                while b"verify return:1\n" not in got:
-                    got += await client.stdout.read_until(b"\n")
-                assert await client.stdout.read_exactly(len(BIG)) == BIG
-                await feeder
+        async with (
+            serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr,
+            s_client(addr, cert, "-quiet", version, "-max_send_frag", "600") as client,
+        ):
+            feeder = gofer.go(wait_for, client.stdin.write(BIG))
+            got = bytearray()
+            while b"verify return:1\n" not in got:
+                got += await client.stdout.read_until(b"\n")
+            assert await client.stdout.read_exactly(len(BIG)) == BIG
+            await feeder
 
     gofer.run(main, procs=procs)
 
@@ -250,13 +247,15 @@ def test_a_client_that_is_cut_off_is_no_clean_end(cert: Certificate, version: st
             await ends.send(await raised_by(conn.read()))
 
     async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), all_of_it) as addr:
-            async with s_client(addr, cert, version, "-quiet") as client:
-                await client.stdin.write(b"begin\n")
-                await ends.recv()
-                client.process.kill()
-                error = await ends.recv()
-                assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
+        async with (
+            serving(net.listen("127.0.0.1", 0, tls=cert.server()), all_of_it) as addr,
+            s_client(addr, cert, version, "-quiet") as client,
+        ):
+            await client.stdin.write(b"begin\n")
+            await ends.recv()
+            client.process.kill()
+            error = await ends.recv()
+            assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
 
     gofer.run(main)
 
@@ -277,11 +276,13 @@ def test_a_client_that_does_not_trust_us_hurts_nobody_else(
 
 def test_sessions_are_resumed(cert: Certificate) -> None:
     async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr:
-            async with s_client(addr, cert, "-reconnect", "-tls1_2") as client:
-                client.stdin.close()
-                said = await client.all()
-                assert said.count(b"\nReused, TLSv1.2") == 5, said
+        async with (
+            serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr,
+            s_client(addr, cert, "-reconnect", "-tls1_2") as client,
+        ):
+            client.stdin.close()
+            said = await client.all()
+            assert said.count(b"\nReused, TLSv1.2") == 5, said
 
     gofer.run(main)
 
@@ -290,15 +291,17 @@ def test_keys_are_renewed_on_the_way(procs: int, cert: Certificate) -> None:
     """TLS 1.3 key updates, asked for by either side in the middle of the stream."""
 
     async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr:
-            async with s_client(addr, cert, "-tls1_3") as client:
-                await client.line(b"Verify return code: 0 .ok.")
-                for i in range(3):
-                    await client.stdin.write(b"K\n")  # update the keys of both
-                    await client.line(b"KEYUPDATE\n" * 1)
-                    client.said = b""
-                    await client.stdin.write(b"line %d\n" % i)
-                    await client.line(b"line %d\n" % i)
+        async with (
+            serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr,
+            s_client(addr, cert, "-tls1_3") as client,
+        ):
+            await client.line(b"Verify return code: 0 .ok.")
+            for i in range(3):
+                await client.stdin.write(b"K\n")  # update the keys of both
+                await client.line(b"KEYUPDATE\n" * 1)
+                client.said = b""
+                await client.stdin.write(b"line %d\n" % i)
+                await client.line(b"line %d\n" % i)
 
     gofer.run(main, procs=procs)
 
@@ -312,10 +315,12 @@ def test_a_server_s_handshake_with_alpn_and_sni(
     second = ["-servername", "localhost", "-cert2", cert.path, "-key2", cert.key]
 
     async def main() -> None:
-        async with s_server(cert, "-alpn", "h2,http/1.1", version) as (_, port):
-            async with await dial(port, cert.client("http/1.1", "h2")) as conn:
-                assert conn.ssl_object.selected_alpn_protocol() == "h2"
-                assert conn.ssl_object.version() == "TLSv1." + version[-1]
+        async with (
+            s_server(cert, "-alpn", "h2,http/1.1", version) as (_, port),
+            await dial(port, cert.client("http/1.1", "h2")) as conn,
+        ):
+            assert conn.ssl_object.selected_alpn_protocol() == "h2"
+            assert conn.ssl_object.version() == "TLSv1." + version[-1]
         async with s_server(other, *second, version) as (_, port):
             async with await dial(port, cert.client()):
                 pass  # the certificate was that of localhost
@@ -346,54 +351,60 @@ def test_a_server_that_wants_our_certificate(
     gofer.run(main)
 
 
-def test_a_lot_of_data_both_ways_with_a_server(
-    procs: int, cert: Certificate, version: str
-) -> None:
+def test_a_lot_of_data_both_ways_with_a_server(procs: int, cert: Certificate, version: str) -> None:
     async def main() -> None:
-        async with s_server(cert, "-quiet", "-naccept", "1", version) as (program, port):
-            async with await dial(port, cert.client()) as conn:
-                gs = [gofer.go(wait_for, conn.write(BIG))]
-                gs.append(gofer.go(wait_for, program.stdin.write(BIG)))
-                theirs = gofer.go(wait_for, program.stdout.read_exactly(len(BIG)))
-                assert await conn.read_exactly(len(BIG)) == BIG
-                assert await theirs == BIG
-                for g in gs:
-                    await g
+        async with (
+            s_server(cert, "-quiet", "-naccept", "1", version) as (program, port),
+            await dial(port, cert.client()) as conn,
+        ):
+            gs = [gofer.go(wait_for, conn.write(BIG))]
+            gs.append(gofer.go(wait_for, program.stdin.write(BIG)))
+            theirs = gofer.go(wait_for, program.stdout.read_exactly(len(BIG)))
+            assert await conn.read_exactly(len(BIG)) == BIG
+            assert await theirs == BIG
+            for g in gs:
+                await g
 
     gofer.run(main, procs=procs)
 
 
 def test_a_server_s_goodbye_and_its_sudden_end(cert: Certificate, version: str) -> None:
     async def main() -> None:
-        async with s_server(cert, version, "-rev") as (_, port):
-            async with await dial(port, cert.client()) as conn:
-                await conn.write(b"CLOSE\n")  # its word for "say goodbye"
-                assert await conn.read() == b""
-                assert await conn.read() == b""
+        async with (
+            s_server(cert, version, "-rev") as (_, port),
+            await dial(port, cert.client()) as conn,
+        ):
+            await conn.write(b"CLOSE\n")  # its word for "say goodbye"
+            assert await conn.read() == b""
+            assert await conn.read() == b""
         for how in ("kill", "q"):  # which closes the socket, and says nothing
-            async with s_server(cert, version) as (program, port):
-                async with await dial(port, cert.client()) as conn:
-                    await program.stdin.write(b"half of the\n")
-                    assert await conn.read_exactly(4) == b"half"
-                    if how == "kill":
-                        program.process.kill()
-                    else:
-                        await program.stdin.write(b"q\n")
-                    assert await conn.read_exactly(8) == b" of the\n"
-                    error = await raised_by(conn.read())
-                    assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
+            async with (
+                s_server(cert, version) as (program, port),
+                await dial(port, cert.client()) as conn,
+            ):
+                await program.stdin.write(b"half of the\n")
+                assert await conn.read_exactly(4) == b"half"
+                if how == "kill":
+                    program.process.kill()
+                else:
+                    await program.stdin.write(b"q\n")
+                assert await conn.read_exactly(8) == b" of the\n"
+                error = await raised_by(conn.read())
+                assert isinstance(error, ssl.SSLEOFError | ConnectionResetError), error
 
     gofer.run(main)
 
 
 def test_our_goodbye_reaches_the_server(cert: Certificate, version: str) -> None:
     async def main() -> None:
-        async with s_server(cert, version, "-msg") as (program, port):
-            async with await dial(port, cert.client()) as conn:
-                await conn.write(b"hello\n")
-                await program.line(b"hello\n")
-                conn.close_write()
-                await program.line(rb"<<< .*Alert.*, warning close_notify")
+        async with (
+            s_server(cert, version, "-msg") as (program, port),
+            await dial(port, cert.client()) as conn,
+        ):
+            await conn.write(b"hello\n")
+            await program.line(b"hello\n")
+            conn.close_write()
+            await program.line(rb"<<< .*Alert.*, warning close_notify")
 
     gofer.run(main)
 
@@ -402,16 +413,18 @@ def test_a_handshake_in_the_middle(cert: Certificate) -> None:
     """TLS 1.2 servers may begin a new one at any time, while data flows both ways."""
 
     async def main() -> None:
-        async with s_server(cert, "-tls1_2") as (program, port):
-            async with await dial(port, cert.client()) as conn:
-                for i in range(5):
-                    await program.stdin.write(b"r\n")  # negotiate anew
-                    line = b"line %d\n" % i
-                    reader = gofer.go(wait_for, conn.read_until(b"\n"))
-                    for _ in range(20):
-                        await conn.write(b"from us %d\n" % i)
-                    await program.line(b"from us %d\n" % i)
-                    await program.stdin.write(line)
-                    assert await reader == line
+        async with (
+            s_server(cert, "-tls1_2") as (program, port),
+            await dial(port, cert.client()) as conn,
+        ):
+            for i in range(5):
+                await program.stdin.write(b"r\n")  # negotiate anew
+                line = b"line %d\n" % i
+                reader = gofer.go(wait_for, conn.read_until(b"\n"))
+                for _ in range(20):
+                    await conn.write(b"from us %d\n" % i)
+                await program.line(b"from us %d\n" % i)
+                await program.stdin.write(line)
+                assert await reader == line
 
     gofer.run(main)

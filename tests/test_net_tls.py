@@ -5,10 +5,7 @@ import random
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +16,6 @@ from gofer import net
 from tests.net_support import (
     Certificate,
     conn_pair,
-    echo,
     make_certificate,
     raised_by,
     serving,

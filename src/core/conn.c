@@ -1210,8 +1210,8 @@ static PyObject *descriptor_tp_new(PyTypeObject *type, PyObject *args, PyObject 
         c->family = (int8_t)(c->is_socket ? get_option(fd, SO_DOMAIN) : AF_UNSPEC);
         c->is_tcp = kind == SOCK_STREAM && (c->family == AF_INET || c->family == AF_INET6);
         struct stat st;
-        c->is_file = !c->is_socket && fstat(fd, &st) == 0 &&
-                     (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode));
+        c->is_file =
+            !c->is_socket && fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode));
     }
     return (PyObject *)c;
 }

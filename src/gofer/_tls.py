@@ -326,7 +326,7 @@ class TLSConn(Conn):
             rest = self._say_bye()
             self.discard_input()  # tickets that a server sends unasked
             if rest:
-                # ClosedError: somebody is in the middle of something. RuntimeError: there is no run.
+                # ClosedError: somebody is in the middle of something. RuntimeError: no run.
                 with contextlib.suppress(ClosedError, RuntimeError):
                     conn = Conn(self.detach())
                     return go(_say_and_close, conn, rest)  # type: ignore[return-value]

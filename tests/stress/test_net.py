@@ -115,7 +115,7 @@ def test_the_poller_is_got_out_of_the_kernel_every_time(procs: int) -> None:
 
 
 def test_the_poller_starts_while_an_m_goes_to_sleep_over_the_timers(procs: int) -> None:
-    """Each run has a poller of its own. One that nobody waits in would be seen by its timer only."""
+    """Each run has its own. If nobody waits in it, what comes is seen when the timer is due."""
     rng = random.Random(2)
 
     async def main() -> None:

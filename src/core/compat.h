@@ -67,27 +67,6 @@ static inline bool compat_detached(PyThreadState *ts)
 #endif
 }
 
-#ifdef Py_GIL_DISABLED
-/* Does a thread get to bytecode boundaries, or is it in a long call of C code? compat_probe() sets a bit that the
- * interpreter clears there: _PY_EVAL_EXPLICIT_MERGE_BIT, which has it merge reference counts that other threads left
- * for it, if any. compat_probe_waits(): it has not been there yet. The bits are those of 3.13 and 3.14. */
-#if PY_VERSION_HEX >= 0x030F0000
-#error "see whether pycore_ceval.h still has this bit"
-#endif
-enum { COMPAT_PROBE_BIT = 1 << 6 };
-
-static inline void compat_probe(PyThreadState *ts)
-{
-    __atomic_fetch_or(&ts->eval_breaker, COMPAT_PROBE_BIT, __ATOMIC_SEQ_CST);
-}
-
-static inline bool compat_probe_waits(PyThreadState *ts)
-{
-    return !compat_detached(ts) &&
-           (__atomic_load_n(&ts->eval_breaker, __ATOMIC_ACQUIRE) & COMPAT_PROBE_BIT) != 0;
-}
-#endif
-
 /* The same for an exception that is raised to be taken at once, which happens with every value that an await
  * returns. `ts` is the caller's. */
 static inline void compat_raise_in(PyThreadState *ts, PyObject *exc)

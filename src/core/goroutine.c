@@ -837,13 +837,13 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     PyObject *reason = g->value;
     g->end = (uint8_t)end;
     g->value = value;
+    count_ended(m, g); /* first: who sees it dead does not find it in num_goroutine() any more */
     JoinOp *waiters = join_take_all(g);
     /* Unlocks too. A mark that somebody leaves meanwhile may be lost: it is dead. */
     atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);

@@ -383,7 +383,8 @@ class Odd(BaseException):
         (Odd("x"), Odd),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (SystemExit(3), SystemExit),
-        (StopIteration(1), (StopIteration, RuntimeError)),
+        (StopIteration(1), RuntimeError),
+        (StopAsyncIteration(1), (StopAsyncIteration, RuntimeError)),
         (gofer.Cancelled("x"), gofer.Cancelled),
         (TimeoutError(), TimeoutError),
         ("goexit", RuntimeError),
@@ -1093,6 +1094,39 @@ def test_the_goroutines_have_names() -> None:
         assert names == [f"worker 0 of {handler.__qualname__}"]
 
     gofer.run(main)
+
+
+def test_the_stack_of_a_worker_shows_the_handler(procs: int) -> None:
+    async def main() -> None:
+        async def handler(g: list[gofer.Goroutine[Any]]) -> None:
+            g.append(gofer.current())
+            await sleep_long()
+
+        box: list[gofer.Goroutine[Any]] = []
+        async with WorkerPool(1, handler) as pool:
+            await pool.submit(box)
+            await until(lambda: box)
+            await parked(box[0])
+            names = [frame.name for frame in box[0].stack()]
+            assert names[-2:] == ["handler", "sleep_long"]
+            assert box[0].wait_reason == "sleep"
+            await pool.shutdown(0)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_pool_that_is_forgotten_is_a_leak() -> None:
+    """Its workers wait for jobs that nobody can submit any more: they are found, and end."""
+
+    async def main() -> None:
+        async def leave_it() -> None:
+            await WorkerPool(2, double).__aenter__()
+
+        await gofer.go(leave_it)
+        await until(lambda: gc.collect() is not None and gofer.num_goroutine() == 1)
+
+    with pytest.warns(gofer.GoroutineLeakWarning, match=r"worker \d of double"):
+        gofer.run(main)
 
 
 def test_the_monitor_prints_a_line_every_second() -> None:

@@ -5,7 +5,7 @@ What a job costs is two channel operations, one to get in and one to get out, an
   "no more jobs" means: who waits in submit() is told, what is in the queue can still be taken.
 - Results go to a channel that grows, so a worker never waits for whoever reads them.
 - Nothing is counted twice. Each worker has counters of its own, which .stats adds up.
-- The loop of a worker with an async handler is in C, as submit() is: see src/core/pool.c.
+- The loop of a worker is in C, as submit() is: see src/core/pool.c.
 
 Every job that was accepted gives one Result, whatever happens, because it is always in one place:
 the queue, the lane of the CPU-bound, or with a worker. Whoever takes it out of there accounts for
@@ -260,8 +260,9 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         self._left = atomic.Int(workers)
         self._jobs: _core.Chan[Job] = _core.Chan(size)
         self._results: _core.Chan[Result[Job, Value]] = _core.growing_chan()
+        check = None if is_async(handler) else _is_value
         self._workers = [
-            _Worker(_core.pool_worker(self._jobs, self._results, handler, Result))
+            _Worker(_core.pool_worker(self._jobs, self._results, handler, check, Result))
             for _ in range(workers)
         ]
         self._receiver = self._results.receiver
@@ -380,9 +381,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
     def _server(self) -> Callable[[_Worker], Coroutine[Any, Any, bool]]:
         if self._lane is not None:
             return self._serve_with_lane
-        if self._executor is None and is_async(self._handler):
-            return self._serve_async
-        return self._serve
+        return self._serve if self._executor is None else self._serve_elsewhere
 
     async def _serve_on(
         self, me: _Worker, serve: Callable[[_Worker], Coroutine[Any, Any, bool]]
@@ -401,8 +400,8 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
                     return False
                 cancelled_at = me.completed
 
-    async def _serve_async(self, me: _Worker) -> bool:
-        """As _serve, for an async handler: what most pools do, without a detour."""
+    async def _serve(self, me: _Worker) -> bool:
+        """True: somebody has given up on this worker."""
         loop = me.loop
         while True:
             try:
@@ -415,12 +414,12 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
                 if not self._failed(me, exc):
                     return True
 
-    async def _serve(self, me: _Worker) -> bool:
+    async def _serve_elsewhere(self, me: _Worker) -> bool:
         job: Any
         async for job in self._jobs:
             if not await self._handle(me, job):
                 return True
-            job = None
+            job = None  # it may be huge, and the next may be long in coming
         return False
 
     async def _serve_with_lane(self, me: _Worker) -> bool:
@@ -477,13 +476,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         if self._executor is not None:
             return await self._call_elsewhere(job)
         value = self._handler(job)
-        if (
-            inspect.isawaitable(value)
-            and not isinstance(value, _core.Goroutine)
-            and not is_future(value)
-        ):
-            value = await value
-        return value
+        return value if _is_value(value) else await value
 
     def _failed(self, me: _Worker, exc: BaseException) -> bool:
         """The handler has raised. False: we were given up on meanwhile."""
@@ -722,6 +715,16 @@ def _line(name: str, s: PoolStats) -> str:
         f"{name}: {s.running} of {s.workers} busy{cpu}, {s.queued} queued, "
         f"{s.completed} completed, {s.failed} failed, {s.unread} unread"
     )
+
+
+def _is_value(returned: object) -> bool:
+    """Whether what a handler has returned is its value, and not something to await.
+
+    A goroutine or a future can be awaited, too, but goes on by itself.
+    """
+    if not inspect.isawaitable(returned):
+        return True
+    return isinstance(returned, _core.Goroutine) or is_future(returned)
 
 
 def _over(ctx: context.Context | None) -> bool:

@@ -915,6 +915,49 @@ def test_cpu_bound_that_raises_is_the_result(procs: int) -> None:
     assert isinstance(results[1].error, LookupError)
 
 
+def test_cpu_bound_that_hangs_is_given_up(procs: int) -> None:
+    async def main() -> None:
+        go_on = threading.Event()
+        begun = []
+
+        def cpu_bound(n: int) -> bool:
+            begun.append(n)
+            return go_on.wait(60)
+
+        async with WorkerPool(1, double, cpu_bound=cpu_bound) as pool:
+            await pool.submit(1)
+            await pool.submit(2)
+            await until(lambda: begun)
+            report = await pool.shutdown(0, grace=0)
+            assert (report.abandoned, report.never_begun) == ((1,), (2,))
+            go_on.set()
+        assert [r.job async for r in pool.results] == [1, 2]
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_pool_that_cannot_be_started_is_closed() -> None:
+    async def main() -> None:
+        pool = WorkerPool(3, double)
+
+        async def user() -> None:
+            try:
+                await sleep_long()
+            finally:  # the run ends: go() refuses
+                with pytest.raises(RuntimeError):
+                    await pool.__aenter__()
+                refused.append(pool)
+
+        gofer.go(user)
+        await gofer.gosched()
+
+    refused: list[WorkerPool[int, int]] = []
+    gofer.run(main, procs=1)
+    assert refused[0].results.closed
+    with pytest.raises(gofer.PoolClosed):
+        refused[0].submit(1)
+
+
 def test_a_shutdown_names_those_that_wait_for_a_permit(procs: int) -> None:
     async def main() -> None:
         gate = Gate()

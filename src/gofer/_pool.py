@@ -49,6 +49,7 @@ MIN_QUEUE = 128  # the default has room enough that small jobs need no switch ea
 GRACE = 1.0
 
 _NOTHING: Final[Any] = object()
+_CPU, _FREE, _DONE, _GIVEN_UP = "CPU-bound", "free", "done", "given up"  # what a job is
 
 
 class Result(NamedTuple, Generic[Job, Value]):
@@ -93,9 +94,7 @@ class ShutdownReport(NamedTuple):
     completed: int  # jobs whose handler ended by itself, with a value or an error
     failed: int  # of those, with an error
     cancelled: tuple[Any, ...]  # jobs that had begun, and were cancelled
-    abandoned: tuple[
-        Any, ...
-    ]  # that had begun, were cancelled, and did not end: they may still run
+    abandoned: tuple[Any, ...]  # the same, but they have not ended: they may still run
     never_begun: tuple[Any, ...]
 
     @property
@@ -133,9 +132,8 @@ class _Lane:
     """
 
     def __init__(self, workers: int, room: int) -> None:
-        self.kick: _core.Chan[None] = _core.Chan(
-            workers
-        )  # "look again": there may be a permit, or room
+        # "Look again": there may be a permit, or room.
+        self.kick: _core.Chan[None] = _core.Chan(workers)
         self.lock = threading.Lock()  # over what follows
         self.running = 0
         self.waiting: collections.deque[Any] = collections.deque()
@@ -426,9 +424,8 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         lane, jobs = self._lane, self._jobs
         assert lane is not None
         job: Any
-        permit: bool | None
         while self._stopping is None:
-            job, permit = lane.claim(), True
+            job, kind = lane.claim(), _CPU
             if job is _NOTHING:
                 if lane.full():
                     await lane.wait_for_room()
@@ -439,27 +436,29 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
                 lane.wake()
                 if not ok:  # those that wait in the lane are left to those that run
                     return False
-                permit = self._is_cpu_bound(me, job)
-                if permit is None or (permit and not lane.admit(job)):
+                kind = self._kind(me, job)
+                if kind is _DONE or (kind is _CPU and not lane.admit(job)):
                     continue
+                if kind is _GIVEN_UP:
+                    return True
             try:
                 if not await self._handle(me, job):
                     return True
             finally:
-                if permit:
+                if kind is _CPU:
                     lane.release()
             job = None
         return False
 
-    def _is_cpu_bound(self, me: _Worker, job: Job) -> bool | None:
-        """None: it could not be told, and that is the job's result."""
+    def _kind(self, me: _Worker, job: Job) -> str:
+        """Which kind of job it is. If that cannot be told, it is done, and that is its result."""
         assert self._cpu_bound is not None
+        me.loop.begin(job)  # while it is in the hands of somebody else's code
         try:
-            return bool(self._cpu_bound(job))
+            kind = _CPU if self._cpu_bound(job) else _FREE
         except BaseException as exc:
-            me.loop.begin(job)
-            self._failed(me, exc)
-            return None
+            return _DONE if self._failed(me, exc) else _GIVEN_UP
+        return kind if me.loop.take(_NOTHING) is not _NOTHING else _GIVEN_UP
 
     async def _handle(self, me: _Worker, job: Job) -> bool:
         """One job, whatever the handler is. False: we were given up on meanwhile."""
@@ -539,9 +538,17 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         self._state = "open"
         self._context = context.with_cancel()
         kind = self._handler if self._executor is None else self._call_elsewhere
-        for i, worker in enumerate(self._workers):
-            name = f"worker {i} of {name_of(self._handler)}"
-            go_wrapped(self._worker, kind, (worker,), {}, name)
+        started = 0
+        try:
+            for worker in self._workers:
+                name = f"worker {started} of {name_of(self._handler)}"
+                go_wrapped(self._worker, kind, (worker,), {}, name)
+                started += 1
+        except BaseException:  # the run is about to end
+            self._cancel_jobs("the WorkerPool could not be started")
+            for _ in self._workers[started:]:
+                self._one_less()
+            raise
         if self._lane is not None:
             _run.procs_watchers.add(self._lane.procs_changed)
         if self._monitor is not None:

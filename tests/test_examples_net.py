@@ -89,7 +89,7 @@ def http_server(app: str = "", **settings: float) -> "contextlib.AbstractContext
     """The example with other settings, and perhaps another application."""
     code = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "examples")!r})
+sys.path.insert(0, {str(ROOT / "examples" / "servers")!r})
 import gofer, http_server
 for name, value in {settings!r}.items():
     assert hasattr(http_server, name)

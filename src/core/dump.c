@@ -116,47 +116,60 @@ static bool names_init(void)
     return true;
 }
 
-/* One step: its frame, if it has one, and what it awaits (new references, or NULL). */
-static void step_in(PyObject *at, PyObject **frame, PyObject **inner)
+/* One step: note its frame, if it has one. What it awaits: a new reference, or NULL. */
+static PyObject *step_in(Places *s, PyObject *at)
 {
+    static _Atomic size_t offset; /* of the frame in all of them; 0: not known */
     int kind = PyCoro_CheckExact(at)       ? 0
                : PyGen_CheckExact(at)      ? 1
                : PyAsyncGen_CheckExact(at) ? 2
                                            : -1;
-    *frame = *inner = NULL;
+    PyObject *frame = NULL, *inner = NULL;
+    size_t known = atomic_load_explicit(&offset, memory_order_relaxed);
+    int lasti;
+    PyCodeObject *code = kind >= 0 && known > 0 ? compat_suspended_at(at, known, &lasti) : NULL;
+    if (code != NULL) {
+        places_add(s, code, lasti);
+    }
+    else if (kind >= 0) {
+        frame = PyObject_GetAttr(at, frame_names[kind]);
+    }
     if (kind >= 0) {
-        *frame = PyObject_GetAttr(at, frame_names[kind]);
-        *inner = PyObject_GetAttr(at, await_names[kind]);
+        inner = PyObject_GetAttr(at, await_names[kind]);
     }
     else if (!PyObject_TypeCheck(at, &Operation_Type) && !Py_IS_TYPE(at, &Goroutine_Type)) {
         /* What is behind `async for`, or of another implementation. */
         PyObject *r = PyObject_CallOneArg(hooks.frame_and_awaited, at);
         if (r != NULL) {
-            *frame = Py_NewRef(PyTuple_GET_ITEM(r, 0));
-            *inner = Py_NewRef(PyTuple_GET_ITEM(r, 1));
+            frame = Py_NewRef(PyTuple_GET_ITEM(r, 0));
+            inner = Py_NewRef(PyTuple_GET_ITEM(r, 1));
             Py_DECREF(r);
         }
     }
     if (PyErr_Occurred()) {
         PyErr_Clear(); /* the attributes of a stranger may do anything: then we see that much */
     }
-    if (*inner == Py_None) {
-        Py_CLEAR(*inner);
+    if (frame != NULL && PyFrame_Check(frame)) {
+        places_add_frame(s, (PyFrameObject *)frame);
+        if (kind >= 0) {
+            known = compat_frame_offset(at, (PyFrameObject *)frame);
+            atomic_store_explicit(&offset, known, memory_order_relaxed);
+        }
     }
+    Py_XDECREF(frame);
+    if (inner == Py_None) {
+        Py_CLEAR(inner);
+    }
+    return inner;
 }
 
 /* Of a coroutine that is suspended, and of all that it awaits. */
 static void walk_awaits(Places *s, PyObject *coro)
 {
-    PyObject *at = Py_NewRef(coro), *frame, *inner;
+    PyObject *at = Py_NewRef(coro);
     size_t first = s->n;
     for (int depth = 0; at != NULL && depth < 100000; depth++) {
-        step_in(at, &frame, &inner);
-        if (frame != NULL && PyFrame_Check(frame)) {
-            places_add_frame(s, (PyFrameObject *)frame);
-        }
-        Py_XDECREF(frame);
-        Py_SETREF(at, inner);
+        Py_SETREF(at, step_in(s, at));
     }
     Py_XDECREF(at);
     Places rest = {s->at + first, s->n - first, 0};

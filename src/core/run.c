@@ -206,8 +206,10 @@ bool user_leave(M *m)
             return false;
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
-            PyThreadState_SetAsyncExc(m->ident, NULL);  /* not raised yet: take it back ... */
-            atomic_fetch_or(&m->curg->state, G_CANCEL); /* ... and be cancelled as usual */
+            PyThreadState_SetAsyncExc(m->ident, NULL); /* not raised yet: take it back ... */
+            /* ... and be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
+             * it was gone: then it must not. */
+            atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }
         Py_BEGIN_ALLOW_THREADS

@@ -179,7 +179,7 @@ def frame_and_awaited(awaitable: Any) -> tuple[types.FrameType | None, Any]:
 def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
     """The message of a Deadlock."""
     goroutines.sort(key=lambda g: g.id)
-    parts = ["all goroutines are asleep - deadlock!", *_dump.blocks(goroutines[:MAX_TOLD])]
+    parts = ["all goroutines are asleep - deadlock!", *_dump.Dump().blocks(goroutines[:MAX_TOLD])]
     if len(goroutines) > MAX_TOLD:
         parts.append(f"... and {len(goroutines) - MAX_TOLD} more goroutines")
     return "\n\n".join(parts)
@@ -188,7 +188,7 @@ def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
 def quit_dump() -> None:
     """For SIGQUIT, on a thread of its own; the process ends afterwards."""
     texts = ["SIGQUIT: quit"]
-    texts += _dump.blocks(sorted(_core.goroutines(), key=lambda g: g.id))
+    texts += _dump.Dump().blocks(sorted(_core.goroutines(), key=lambda g: g.id))
     data = "\n\n".join(texts).encode(errors="backslashreplace") + b"\n"
     while data:  # not to sys.stderr: somebody may hold its lock for ever
         data = data[os.write(2, data) :]

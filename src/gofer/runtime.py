@@ -181,7 +181,7 @@ class Stats:
     switches: int
     """Goroutines resumed."""
     latencies: Histogram
-    """How long goroutines were runnable before they ran; one in eight is measured."""
+    """How long goroutines were runnable before they ran, of one in eight."""
 
 
 def stats() -> Stats:
@@ -246,7 +246,8 @@ def leaks() -> list[_core.Goroutine[Any]]:
     One is a leak if neither what it waits for nor its handle can be reached from anything that is
     alive: a global, the frames of a goroutine that runs, sleeps or waits for the network, of a
     thread, a timer. (Who has the handle could cancel it.) A channel in a global that nobody uses
-    any more hides a leak; nothing is called a leak that could still be woken.
+    any more hides a leak; nothing is called a leak that could still be woken. A plain function in
+    `block()` is not found, nor what it holds: its frames are those of a thread.
 
     The program stands still while the references of all objects are noted, as in a full collection.
     Leaks are not ended; the collector does that when it finds them, with a GoroutineLeakWarning.
@@ -299,8 +300,7 @@ def dump(
     """
     leaked = {g.id for g in _core.leaks()} if leaks else set()
     d = _dump.Dump()
-    seen = d.look(goroutines(), leaked)
-    texts = d.groups(seen) if group else map(d.block, seen)
+    texts = d.groups(goroutines(), leaked) if group else d.blocks(goroutines(), leaked)
     with _opened(file) as f:
         for i, batch in enumerate(_batched(texts)):
             f.write("\n" * (i > 0) + "\n\n".join(batch) + "\n")

@@ -809,7 +809,7 @@ void park_wired(M *m, G *g)
         if (!yields) {
             trace_requeue(g);
         }
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -966,7 +966,7 @@ static void *m_main(void *arg)
 
 static void ready_put(M *m, G *g, bool next)
 {
-    g_stamp_ready(m, g);
+    g_stamp_ready(m, g, next);
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
     }
@@ -1202,7 +1202,7 @@ static void park_or_requeue(M *m, G *g)
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (yields) {
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);

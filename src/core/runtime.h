@@ -322,7 +322,7 @@ struct M {
     _Atomic uint8_t user;       /* one of USER_... */
     _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;             /* curg got its slice from the G that readied it */
-    uint8_t nready;             /* goroutines made runnable: see g_stamp_ready */
+    uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
     uint64_t id_next, id_end;   /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
@@ -1000,7 +1000,7 @@ extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
-void hist_count(Histogram h, int64_t ns);
+void hist_count(Histogram h, int64_t ns, int n);
 void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it became runnable */
 extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
 extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
@@ -1008,15 +1008,26 @@ bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a cal
 int p_status(P *p);   /* Go's numbers: 0 idle, 1 running, 2 in a call that blocks, 3 stopped */
 extern PyMethodDef stats_methods[];
 
-/* How long goroutines are runnable before they run is measured for one in so many: two looks at the clock
- * cost as much as a switch of goroutines may. In units of 64 ns, which is as fine as the histogram; 0: not this one. */
-enum { SAMPLE = 8, STAMP_SHIFT = 6 };
+/* How long goroutines are runnable before they run is measured for one in eight: two looks at the clock cost as much
+ * as a switch of goroutines does. Of those that run next, which is where switches are quickest, it is one in
+ * sixty-four, which counts for eight. The stamp is in units of 16 ns, with these marks; 0: not this one. */
+enum { SAMPLE = 8, STAMP_SHIFT = 4, STAMP_IS = 1, STAMP_COUNTS_MORE = 2, STAMP_MARKS = 3 };
 
-static inline void g_stamp_ready(M *m, G *g)
+static inline uint32_t stamp_now(void)
+{
+    return (uint32_t)(nanotime() >> STAMP_SHIFT) & ~(uint32_t)STAMP_MARKS;
+}
+
+static inline void g_stamp_ready(M *m, G *g, bool next)
 {
     uint32_t stamp = 0;
-    if (m != NULL && unlikely(++m->nready % SAMPLE == 0)) {
-        stamp = (uint32_t)(nanotime() >> STAMP_SHIFT) | 1;
+    if (likely(m != NULL)) {
+        if (next && unlikely(++m->nready_next % (SAMPLE * SAMPLE) == 0)) {
+            stamp = stamp_now() | STAMP_IS | STAMP_COUNTS_MORE;
+        }
+        else if (!next && unlikely(++m->nready % SAMPLE == 0)) {
+            stamp = stamp_now() | STAMP_IS;
+        }
     }
     atomic_store_explicit(&g->stamp, stamp, memory_order_relaxed);
 }

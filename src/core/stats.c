@@ -26,17 +26,16 @@ static int hist_index(int64_t ns)
     return 1 + (power << HIST_SUB_BITS) + quarter;
 }
 
-void hist_count(Histogram h, int64_t ns)
+void hist_count(Histogram h, int64_t ns, int n)
 {
-    count_add(&h[hist_index(ns)], 1);
+    count_add(&h[hist_index(ns)], n);
 }
 
 void latency_count(M *m, G *g)
 {
     uint32_t stamp = atomic_load_explicit(&g->stamp, memory_order_relaxed);
-    /* Each is good to a unit: one that ran at once may seem to have run before. */
-    int32_t units = (int32_t)((uint32_t)(nanotime() >> STAMP_SHIFT) - stamp);
-    hist_count(m->p->latency, units > 0 ? (int64_t)units << STAMP_SHIFT : 0);
+    int64_t units = (uint32_t)(stamp_now() - (stamp & ~(uint32_t)STAMP_MARKS));
+    hist_count(m->p->latency, units << STAMP_SHIFT, stamp & STAMP_COUNTS_MORE ? SAMPLE : 1);
 }
 
 static PyObject *hist_tuple(const int64_t counts[HIST_SIZE])

@@ -562,7 +562,7 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
-        if (!m->polls && netpoll_on()) { /* nor did whoever has just made the poller */
+        if (!m->polls && netpoll_on()) {       /* nor did whoever has just made the poller */
             lock(&sched.lock);
             m->polls = m->on_idle_list; /* else we have been woken, and by a note only */
             unlock(&sched.lock);

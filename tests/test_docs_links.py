@@ -19,7 +19,7 @@ PAGES = [
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-GENERATED = "reference/"  # from docstrings, when the site is built
+GENERATED = ("reference/", "examples.md")  # when the site is built
 
 
 def anchors(page: Path) -> set[str]:

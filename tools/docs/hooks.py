@@ -1,5 +1,6 @@
-"""What the site has beyond Markdown: drawings in the reader's colours, and the reference."""
+"""What the site has beyond Markdown: drawings in the reader's colours, reference, examples."""
 
+import ast
 import html
 import re
 from pathlib import Path
@@ -25,10 +26,26 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages of the reference, which are made here."""
+    """Add the pages that are made here: the reference, the examples."""
     for name, text in reference.pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
+    root = Path(config.config_file_path).parent
+    files.append(File.generated(config, "examples.md", content=examples(root / "examples")))
     return files
+
+
+def examples(folder: Path) -> str:
+    """The list of the examples, and the source of each."""
+    text = (folder / "README.md").read_text()
+    link = re.compile(r"\]\(([\w/]+\.py)\)")
+    pages = [link.sub(r"](#\1)", text)]
+    for name in link.findall(text):
+        source = (folder / name).read_text()
+        tree = ast.parse(source)
+        story = ast.get_docstring(tree) or ""
+        code = "\n".join(source.splitlines()[tree.body[0].end_lineno if story else 0 :])
+        pages.append(f"## {name} {{ #{name} }}\n\n{story}\n\n```python\n{code.strip()}\n```\n")
+    return "\n".join(pages)
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Any) -> str:

@@ -19,6 +19,7 @@ PAGES = [
 LINK = re.compile(r"(?<!\\)\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+NAMED = re.compile(r"`((?:benchmarks|docs|examples|src|tests|tools)/[\w./-]+)`")
 GENERATED = ("reference/", "examples.md")  # when the site is built
 
 
@@ -46,6 +47,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert target.exists(), f"{page.name}: {link}"
         if anchor:
             assert anchor in anchors(target), f"{page.name}: {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_that_are_named_exist(page: Path) -> None:
+    for path in NAMED.findall(page.read_text()):
+        assert (ROOT / path).exists(), f"{page.name}: {path}"
 
 
 def test_there_are_links_to_check() -> None:

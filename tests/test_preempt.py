@@ -13,7 +13,8 @@ from gofer import _core
 from tests.support import FREE_THREADED, run_program, until
 
 needs_monitoring = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring, which stops code, is new in Python 3.12"
+    sys.version_info < (3, 12) or FREE_THREADED,
+    reason="sys.monitoring is what stops code from Python 3.12 on, where there is a GIL",
 )
 TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
@@ -72,7 +73,6 @@ def test_loops_share_the_ps_with_each_other_and_with_all_others(procs: int, plai
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 def test_loops_are_stopped_when_their_slice_is_over(procs: int, plain: bool) -> None:
     async def main() -> None:
@@ -90,7 +90,6 @@ def test_loops_are_stopped_when_their_slice_is_over(procs: int, plain: bool) -> 
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 def test_turns_are_fair() -> None:
     async def main() -> None:
         hogs = Hogs(4)
@@ -182,7 +181,6 @@ def test_results_are_right(procs: int, fn: Any, args: tuple[Any, ...], result: i
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 def test_a_lock_that_a_stopped_goroutine_holds_is_released_in_time() -> None:
     async def main() -> None:
         lock = threading.Lock()
@@ -269,7 +267,6 @@ def test_code_that_is_traced_and_profiled_goes_on() -> None:
 # --- A stopped goroutine, seen from outside -------------------------------------------------------
 
 
-@needs_monitoring
 def test_a_stopped_goroutine_is_runnable_and_shows_its_stack() -> None:
     async def main() -> None:
         hogs = Hogs(2)
@@ -284,7 +281,6 @@ def test_a_stopped_goroutine_is_runnable_and_shows_its_stack() -> None:
     gofer.run(main, procs=1)
 
 
-@needs_monitoring
 def test_cancelling_it_waits_for_its_next_operation() -> None:
     async def main() -> None:
         hogs = Hogs(2)
@@ -394,7 +390,7 @@ def test_without_a_free_tool_id_loops_are_handed_off() -> None:
             monitoring.free_tool_id(tool)
 
 
-@needs_monitoring
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 def test_other_tools_see_what_they_asked_for() -> None:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
     starts = 0
@@ -452,6 +448,52 @@ def test_a_program_that_needs_no_preemption_takes_no_tool_id(procs: int) -> None
         assert [monitoring.get_tool(tool) for tool in TOOL_IDS] == [None, None]
 
     gofer.run(main, procs=procs)
+
+
+def test_a_trace_function_of_the_user_stays_and_misses_nothing() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        lines: list[int] = []
+
+        def trace(frame: Any, event: str, arg: Any) -> Any:
+            if event == "line" and frame.f_code is fib.__code__:
+                lines.append(frame.f_lineno)
+            return trace
+
+        async def traced() -> int:
+            with gofer.lock_os_thread():
+                sys.settrace(trace)
+                try:
+                    result = sum(fib(12) for _ in range(20))
+                    assert sys.gettrace() is trace
+                    return result
+                finally:
+                    sys.settrace(None)
+
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        assert await gofer.go(traced) == 20 * 144
+        hogs.stop = True
+        alone: list[int] = []
+        seen, lines = lines, alone
+        await gofer.go(traced)
+        assert len(seen) == len(alone) > 1000
+
+    gofer.run(main, procs=1)
+
+
+def test_nothing_is_traced_after_the_run() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await preempted()
+        hogs.stop = True
+
+    for _ in range(3):
+        gofer.run(main, procs=1)
+        assert sys.gettrace() is None
+        assert sys.getprofile() is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,11 @@ static int module_exec(PyObject *mod)
             return -1;
         }
     }
+#ifdef Py_GIL_DISABLED
+    if (PyType_Ready(&interrupt_type) < 0) {
+        return -1;
+    }
+#endif
     if (!claims_init()) {
         return -1;
     }

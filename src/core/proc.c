@@ -287,6 +287,7 @@ bool m_init(M *m, PyThreadState *ts)
         return false;
     }
     tls_m = m;
+    interrupt_ready(m);
     m->ident = PyThread_get_thread_ident();
     PyObject *r = PyObject_CallNoArgs(hooks.attach_thread);
     Py_XDECREF(r);
@@ -295,6 +296,7 @@ bool m_init(M *m, PyThreadState *ts)
 
 void m_fini(M *m)
 {
+    interrupt_end_m(m);
     drop_now(m);
     Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
@@ -758,6 +760,7 @@ void slice_end(M *m)
 {
     if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
         preempt_forget(m);
+        interrupt_ready(m);
     }
     if (p_enter(m)) {
         slice_mark(m->p);

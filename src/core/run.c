@@ -192,7 +192,7 @@ void some_g_ended(void)
 
 #define GRACE_NS 100000000LL
 
-static _Atomic int64_t drain_since_ns;
+static _Atomic int64_t drain_since_ns, hurried_ns;
 static _Atomic bool hurrying;
 
 bool user_leave(M *m)
@@ -347,6 +347,14 @@ static void orphan_all(M *by, int64_t now)
     some_g_ended();
 }
 
+/* By sysmon. An M that was idle before main ended may sleep for ever. */
+bool nobody_hurries(int64_t now)
+{
+    int64_t last = 0;
+    return atomic_load(&sched.draining) && !atomic_load(&sched.exiting) &&
+           !atomic_compare_exchange_strong(&hurried_ns, &last, now) && now - last > 2 * GRACE_NS;
+}
+
 /* Main has ended, and `m` has nothing to do. */
 int64_t hurry(M *m)
 {
@@ -354,6 +362,7 @@ int64_t hurry(M *m)
         return TIME_NEVER;
     }
     int64_t now = nanotime(), since = 0;
+    atomic_store(&hurried_ns, now);
     if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
         since = now;
     }
@@ -618,6 +627,7 @@ static void reset_sched(M *m0)
     rescues = 0;
     fewest_alive = INT64_MAX;
     atomic_store(&drain_since_ns, 0);
+    atomic_store(&hurried_ns, 0);
     unlock(&sched.lock);
 }
 

@@ -314,16 +314,16 @@ enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 struct M {
     int id;
     bool spinning;
-    uint8_t luck;               /* how often it may still linger */
-    bool on_idle_list;          /* sched.lock */
-    bool on_wired_list;         /* sched.lock: sleeps until its wired goroutine may run */
-    bool ends;                  /* its goroutine ended in lock_os_thread(): so does the thread */
-    _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
-    _Atomic uint8_t user;       /* one of USER_... */
-    _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
-    bool inherited;             /* curg got its slice from the G that readied it */
+    uint8_t luck;                /* how often it may still linger */
+    bool on_idle_list;           /* sched.lock */
+    bool on_wired_list;          /* sched.lock: sleeps until its wired goroutine may run */
+    bool ends;                   /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic uint8_t in_syscall;  /* has no P, because its goroutine blocks: one of SYSCALL_... */
+    _Atomic uint8_t user;        /* one of USER_... */
+    _Atomic uint8_t preempt;     /* whether its goroutine shall be stopped: one of PREEMPT_... */
+    bool inherited;              /* curg got its slice from the G that readied it */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
-    uint64_t id_next, id_end;   /* block of goroutine ids */
+    uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -351,9 +351,13 @@ struct M {
     pthread_t thread;
     clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
-        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
-    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
-    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
+        seen_cpu_ns;      /* without a P: when somebody looked at its clock, see in_syscall() */
+    int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+#ifdef Py_GIL_DISABLED
+    _Atomic(PyObject *) token; /* owned. See interrupt.c */
+#endif
+    int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
+    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -975,12 +979,13 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
-int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
-bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
-void main_ended(GEnd end);    /* P in P_USER, as for all below */
-void some_g_ended(void);      /* while sched.counting */
-void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
+int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when to look again */
+bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
+int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
+void main_ended(GEnd end);        /* P in P_USER, as for all below */
+void some_g_ended(void);          /* while sched.counting */
+void run_fail(PyObject *exc);     /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
@@ -997,6 +1002,26 @@ void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
+
+/* All Ms, m0 first; sched.lock. An M in the list is not freed, nor its thread state. */
+static inline M *m_after(M *m)
+{
+    return m == NULL ? sched.m0 : m == sched.m0 ? sched.allm : m->all_next;
+}
+
+/* ---- interrupt.c ------------------------------------------------------------------------------- */
+
+#ifdef Py_GIL_DISABLED
+extern PyTypeObject interrupt_type;
+#endif
+void interrupt_ready(M *m); /* its own: it can be interrupted from now on */
+void interrupt_end_m(M *m); /* its own: it ends */
+bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
+bool interrupt_wanted(
+    void); /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
+bool interrupt_lingers(void); /* there is something to clear */
+void interrupt_clear(void);   /* nobody is wanted any more */
+void interrupt_stop(void);    /* the run ends */
 
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
@@ -1089,9 +1114,13 @@ void preempt_lost(M *m);   /* by sysmon: it has no P any more */
 void preempt_forget(M *m); /* its goroutine has reached a scheduling point, or has been stopped */
 void preempt_stop(void);   /* after sysmon_stop, detached */
 int preempt_threads(void);
-bool all_in_bytecode(void); /* detached: would stopping the world of CPython be quick? */
+bool preempt_is_wanted(M *m);
+bool preempt_wants_any(void);
+void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
+bool preempt_claim(
+    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_park(M *m);                /* ... sleep until its turn. False: an exception is set */
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
-extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 
 #endif

@@ -327,7 +327,7 @@ struct M {
     int16_t node;               /* sched.lock: of the P that it got last */
     _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
-    pid_t tid;                /* pin_lock to clear: its thread has ended */
+    pid_t tid;                   /* pin_lock to clear: its thread has ended */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
     uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;

@@ -50,7 +50,7 @@ def _find_nodes() -> None:
 
 def _wants_affinity(affinity: bool | None) -> bool:
     if affinity is None:
-        return _debug.options().get("affinity") == "1"
+        return _debug.options().get("affinity") == 1
     if not isinstance(affinity, bool):
         raise TypeError(f"affinity must be a bool, not {affinity!r}")
     return affinity

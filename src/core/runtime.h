@@ -328,8 +328,8 @@ struct M {
     _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
     pid_t tid;                /* pin_lock to clear: its thread has ended */
-    uint8_t nready;             /* goroutines made runnable: see g_stamp_ready */
-    uint64_t id_next, id_end;   /* block of goroutine ids */
+    uint8_t nready;           /* goroutines made runnable: see g_stamp_ready */
+    uint64_t id_next, id_end; /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -726,6 +726,7 @@ extern _Atomic bool numa_pinning; /* run(affinity=True) */
 void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
 bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
 int numa_id(int node);            /* what the system calls it */
+void numa_watched(void);          /* by sysmon, when it begins */
 void numa_begin(void);            /* by M0, before there are Ps */
 void numa_end(M *m0);             /* ... and when the run is over */
 void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */

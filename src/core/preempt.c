@@ -102,9 +102,14 @@ void preempt_lost(M *m)
     }
 }
 
+static void disarm_own(M *m);
+
 void preempt_forget(M *m)
 {
     set_preempt(m, PREEMPT_NONE);
+    if (m == tls_m) {
+        disarm_own(m);
+    }
 }
 
 /* ---- is everybody in bytecode? ---- */
@@ -390,6 +395,8 @@ static bool arm_all(const unsigned long *idents, int n)
     return ok;
 }
 
+static void disarm_own(M *Py_UNUSED(m)) {} /* others may run the same code */
+
 /* Is there code to disarm? */
 static bool any_armed(void)
 {
@@ -420,14 +427,37 @@ static int at_line(PyObject *Py_UNUSED(none), PyFrameObject *Py_UNUSED(frame), i
     return stop_here(m) ? 0 : -1;
 }
 
-static bool arm_all(const unsigned long *idents, int n)
+/* It has reached a scheduling point: attached. */
+static void disarm_own(M *m)
 {
+    if (m->ts != NULL) {
+        compat_untrace(m->ts, at_line);
+    }
+}
+
+/* A thread that is in user code. If it has computed since we armed it, and not come to a line, it is in C code; or caught,
+ * see compat_exception_waits. Either way let it go. */
+static void arm(M *m, bool may) /* sched.lock, and the GIL */
+{
+    int64_t cpu = clock_ns(m->cpu_clock);
+    bool in_vain = compat_traced(m->ts, at_line) && cpu - m->probe_cpu_ns > PROBE_NS;
+    if (may && !in_vain && compat_trace(m->ts, at_line)) {
+        m->probe_cpu_ns = cpu;
+        return;
+    }
+    compat_untrace(m->ts, at_line);
+    set_preempt(m, PREEMPT_FAILED);
+}
+
+/* Of all that are wanted, also those that have not used CPU time: they may be armed from before. */
+static bool arm_all(const unsigned long *Py_UNUSED(idents), int Py_UNUSED(n))
+{
+    bool may = !compat_exception_waits();
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        for (int i = 0; i < n; i++) {
-            if (m->ts != NULL && m->ident == idents[i] && !compat_trace(m->ts, at_line)) {
-                set_preempt(m, PREEMPT_FAILED);
-            }
+        if (m->ts != NULL && is_wanted(atomic_load(&m->preempt)) &&
+            atomic_load(&m->user) == USER_RUNS) {
+            arm(m, may);
         }
     }
     unlock(&sched.lock);

@@ -536,6 +536,7 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
+    PyObject *nothing;       /* () -> None */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
     PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */

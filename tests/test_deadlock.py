@@ -92,9 +92,10 @@ def test_the_message_tells_every_goroutine_its_reason_stack_and_origin(procs: in
         (second_block, ids[1], "second", sites[1]),
     ]:
         assert block.startswith(f"goroutine {id} [goroutine wait]:\n")
-        assert block.index("outer()") < block.index("inner()")
+        assert block.index("outer()") > block.index("inner()")
         assert re.search(rf"inner\(\)\n\t{re.escape(__file__)}:\d+\n\t\tawait target", block)
-        assert f"created by goroutine 1 as '{name}'\n\t{site}" in block
+        created = rf"\ncreated by \S+main in goroutine 1 as '{name}'\n\t{re.escape(site)}$"
+        assert re.search(created, block)
 
 
 def test_of_many_only_the_first_thousand_are_told_in_full() -> None:

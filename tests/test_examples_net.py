@@ -61,7 +61,7 @@ def server(*args: str) -> Iterator[Server]:
 
 def test_the_echo_server() -> None:
     with (
-        server(str(ROOT / "examples" / "echo.py")) as s,
+        server(str(ROOT / "examples" / "servers" / "echo.py")) as s,
         socket.create_connection(("127.0.0.1", s.port)) as sock,
     ):
         for text in (b"one", b"two" * 1000):
@@ -89,7 +89,7 @@ def http_server(app: str = "", **settings: float) -> "contextlib.AbstractContext
     """The example with other settings, and perhaps another application."""
     code = f"""
 import sys
-sys.path.insert(0, {str(ROOT / "examples")!r})
+sys.path.insert(0, {str(ROOT / "examples" / "servers")!r})
 import gofer, http_server
 for name, value in {settings!r}.items():
     assert hasattr(http_server, name)

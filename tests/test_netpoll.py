@@ -794,3 +794,31 @@ def test_sleepers_and_readers_and_a_busy_main(procs: int) -> None:
         return done
 
     assert gofer.run(main, procs=procs) > 10
+
+
+@pytest.mark.parametrize("procs", [1, 2, 4])
+def test_the_first_to_wait_for_io_gets_a_poller_although_somebody_watches_the_timers(
+    procs: int,
+) -> None:
+    """The M that sleeps until the next timer fell asleep before there was a poller to sleep in."""
+    source = f"""
+        import os, threading, time
+        import gofer
+        from gofer import net
+
+        async def sleeper():
+            await gofer.sleep(100_000)
+
+        async def main():
+            gofer.go(sleeper)
+            time.sleep(0.2)  # the P goes to another M, which has only the timer to wait for
+            reader, writer = os.pipe()
+            timer = threading.Timer(0.2, os.write, (writer, b"x"))
+            timer.start()
+            await net.wait_readable(reader)
+            timer.join()
+            print("readable")
+
+        gofer.run(main, procs={procs})
+        """
+    assert run_program(source, timeout=20).check() == "readable\n"

@@ -23,6 +23,82 @@
 /* sys.monitoring, which can stop code at a bytecode boundary. */
 #define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
 
+#if !COMPAT_HAVE_MONITORING
+/* Have `fn` called at the next line of the code that this thread, any thread, runs. The GIL is ours, so it does not run
+ * now. As PyEval_SetTrace() does for the calling thread, but without an audit event: nothing is traced. False: the thread
+ * has a trace function already. */
+static inline bool compat_trace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc != NULL && ts->c_tracefunc != fn) {
+        return false;
+    }
+    ts->c_tracefunc = fn;
+    ts->cframe->use_tracing = 255;
+    return true;
+}
+
+/* Take that back, if it is still there. */
+static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc == fn) {
+        ts->c_tracefunc = NULL;
+        ts->cframe->use_tracing = ts->c_profilefunc != NULL && ts->tracing == 0 ? 255 : 0;
+    }
+}
+#endif
+
+/* Call `fn`, once, while no thread of Python runs. It may make frame objects, and must not call into Python. */
+static inline void compat_stop_world_and(int (*fn)(PyObject *, void *), void *arg)
+{
+#ifdef Py_GIL_DISABLED
+    PyUnstable_GC_VisitObjects(fn, arg); /* fn returns 0: no other object is visited */
+#else
+    int collects = PyGC_Disable(); /* up to 3.11 making an object might start a collection */
+    fn(NULL, arg);                 /* the GIL is ours */
+    if (collects) {
+        PyGC_Enable();
+    }
+#endif
+}
+
+/* Call `fn` for each object that the collector watches, while no thread of Python runs, until it returns 0. It must not
+ * make objects or call into Python. References that this makes itself are the same number for each. False: exception. */
+static inline bool compat_visit_containers(int (*fn)(PyObject *, void *), void *arg)
+{
+#ifdef Py_GIL_DISABLED
+    PyUnstable_GC_VisitObjects(fn, arg);
+    return true;
+#else
+    PyObject *gc = PyImport_ImportModule("gc");
+    PyObject *all = gc != NULL ? PyObject_CallMethod(gc, "get_objects", NULL) : NULL;
+    Py_XDECREF(gc);
+    bool ok = all != NULL && PyList_Check(all);
+    for (Py_ssize_t i = 0; ok && i < PyList_GET_SIZE(all) && fn(PyList_GET_ITEM(all, i), arg);
+         i++) {
+    }
+    Py_XDECREF(all);
+    return ok;
+#endif
+}
+
+/* Write where the Python code of each thread stands, when nobody can attach any more: faulthandler's own, which some
+ * CPythons let others use. */
+#if defined(__GNUC__) && !defined(Py_GIL_DISABLED)
+extern const char *_Py_DumpTracebackThreads(int fd, PyInterpreterState *interp,
+                                            PyThreadState *current) __attribute__((weak));
+#endif
+
+static inline void compat_dump_threads(int fd)
+{
+#if defined(__GNUC__) && !defined(Py_GIL_DISABLED)
+    if (_Py_DumpTracebackThreads != NULL) {
+        _Py_DumpTracebackThreads(fd, PyInterpreterState_Main(), NULL);
+    }
+#else
+    (void)fd;
+#endif
+}
+
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)
 {
@@ -66,6 +142,27 @@ static inline bool compat_detached(PyThreadState *ts)
     return _PyThreadState_UncheckedGet() != ts; /* of the process, up to 3.11 */
 #endif
 }
+
+#ifdef Py_GIL_DISABLED
+/* Does a thread get to bytecode boundaries, or is it in a long call of C code? compat_probe() sets a bit that the
+ * interpreter clears there: _PY_EVAL_EXPLICIT_MERGE_BIT, which has it merge reference counts that other threads left
+ * for it, if any. compat_probe_waits(): it has not been there yet. The bits are those of 3.13 and 3.14. */
+#if PY_VERSION_HEX >= 0x030F0000
+#error "see whether pycore_ceval.h still has this bit"
+#endif
+enum { COMPAT_PROBE_BIT = 1 << 6 };
+
+static inline void compat_probe(PyThreadState *ts)
+{
+    __atomic_fetch_or(&ts->eval_breaker, COMPAT_PROBE_BIT, __ATOMIC_SEQ_CST);
+}
+
+static inline bool compat_probe_waits(PyThreadState *ts)
+{
+    return !compat_detached(ts) &&
+           (__atomic_load_n(&ts->eval_breaker, __ATOMIC_ACQUIRE) & COMPAT_PROBE_BIT) != 0;
+}
+#endif
 
 /* The same for an exception that is raised to be taken at once, which happens with every value that an await
  * returns. `ts` is the caller's. */
@@ -126,6 +223,49 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 #endif
 }
 
+/* Where in a coroutine or generator its frame is, for compat_suspended_at; 0: we do not know. `frame` is its frame
+ * object. A frame begins with its code object, whose address may carry marks. */
+static inline size_t compat_frame_offset(PyObject *coro, PyFrameObject *frame)
+{
+    size_t found = 0;
+#if PY_VERSION_HEX >= 0x030D0000
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    size_t end = (size_t)Py_TYPE(coro)->tp_basicsize - sizeof(uintptr_t);
+    for (size_t at = sizeof(PyObject); found == 0 && at <= end; at += sizeof(uintptr_t)) {
+        char *word = (char *)coro + at;
+        if ((*(uintptr_t *)word & ~(uintptr_t)7) == (uintptr_t)code &&
+            PyUnstable_InterpreterFrame_GetLasti((void *)word) == PyFrame_GetLasti(frame)) {
+            found = at;
+        }
+    }
+    Py_DECREF(code);
+#else
+    (void)coro;
+    (void)frame;
+#endif
+    return found;
+}
+
+/* Where one that is suspended stands. No frame object is made of it, which would stay as long as it does: of a
+ * hundred thousand, enough to start a collection. A new reference, or NULL. */
+static inline PyCodeObject *compat_suspended_at(PyObject *coro, size_t offset, int *lasti)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = (void *)((char *)coro + offset);
+    PyObject *code = PyUnstable_InterpreterFrame_GetCode(frame);
+    if (code != NULL && !PyCode_Check(code)) {
+        Py_CLEAR(code);
+    }
+    *lasti = code != NULL ? PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+    return (PyCodeObject *)code;
+#else
+    (void)coro;
+    (void)offset;
+    (void)lasti;
+    return NULL;
+#endif
+}
+
 /* Which frame the running code is in (NULL: none), and where in it: both only to be compared. No reference is
  * counted and no object made: the trace asks on every wait. */
 static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
@@ -144,6 +284,18 @@ static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
     *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
 #endif
     return frame;
+}
+
+/* A new tuple of a type that is derived from tuple, to be filled. */
+static inline PyObject *compat_tuple_new(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *tuple = type->tp_alloc(type, n);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (tuple != NULL) {
+        ((PyTupleObject *)tuple)->ob_hash = -1; /* not known yet */
+    }
+#endif
+    return tuple;
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.

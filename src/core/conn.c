@@ -1466,12 +1466,12 @@ PyDoc_STRVAR(
     "close()\n--\n\n"
     "Close it, at once. Whoever waits on it gets ClosedError. A second time does nothing.\n\n"
     ">>> conn.close()");
-PyDoc_STRVAR(detach_doc,
-             "detach()\n--\n\n"
-             "Give up the descriptor and return it, still open.\n\n>>> fd = conn.detach()");
+PyDoc_STRVAR(detach_doc, "detach()\n--\n\n"
+                         "Give up the descriptor and return it, still open.\n\n"
+                         ">>> fd = conn.detach()\n>>> os.close(fd)");
 PyDoc_STRVAR(fileno_doc,
              "fileno()\n--\n\n"
-             "The descriptor, -1 if closed. It stays this object's.\n\n>>> conn.fileno()\n7");
+             "The descriptor, -1 if closed. It stays this object's.\n\n>>> fd = conn.fileno()");
 PyDoc_STRVAR(set_deadline_doc,
              "set_deadline(seconds, /)\n--\n\n"
              "From so many seconds on, reads and writes raise TimeoutError, also those that\n"
@@ -1508,7 +1508,8 @@ static PyTypeObject Descriptor_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.net.Descriptor",
     .tp_basicsize = sizeof(Conn),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "What Conn, Listener and PacketConn share.",
+    .tp_doc = "What Conn, Listener and PacketConn share.\n\n>>> isinstance(conn, net.Descriptor)\n"
+              "True",
     .tp_dealloc = descriptor_dealloc,
     .tp_repr = descriptor_repr,
     .tp_weaklistoffset = offsetof(Conn, weakrefs),
@@ -1750,6 +1751,15 @@ PyDoc_STRVAR(
     "Operation: write all of it: bytes, any buffer, or a list or tuple of such. What several\n"
     "goroutines write is not mixed up. It waits while the peer is slow.\n\n"
     ">>> await conn.write(b'hello')\n>>> await conn.write([header, body])");
+PyDoc_STRVAR(write_nowait_doc, "write_nowait(data, /)\n--\n\n"
+                               "Write what can be written at once; how many bytes that were.\n\n"
+                               ">>> conn.write_nowait(b'bye')\n3");
+PyDoc_STRVAR(discard_input_doc, "discard_input()\n--\n\n"
+                                "Throw away what has come and nobody has read.\n\n"
+                                ">>> conn.discard_input()");
+PyDoc_STRVAR(connected_doc, "connected()\n--\n\n"
+                            "Operation: until a non-blocking connect() of its socket is done.\n\n"
+                            ">>> await conn.connected()");
 PyDoc_STRVAR(close_write_doc, "close_write()\n--\n\n"
                               "Tell the peer that nothing more comes. Reading goes on.\n\n"
                               ">>> conn.close_write()");
@@ -1761,9 +1771,9 @@ static PyMethodDef conn_methods[] = {
     {"read_until", (PyCFunction)(void (*)(void))conn_read_until, METH_VARARGS | METH_KEYWORDS,
      read_until_doc},
     {"write", conn_write, METH_O, write_doc},
-    {"connected", conn_connected, METH_NOARGS, NULL},
-    {"write_nowait", conn_write_nowait, METH_O, NULL},
-    {"discard_input", conn_discard_input, METH_NOARGS, NULL},
+    {"connected", conn_connected, METH_NOARGS, connected_doc},
+    {"write_nowait", conn_write_nowait, METH_O, write_nowait_doc},
+    {"discard_input", conn_discard_input, METH_NOARGS, discard_input_doc},
     {"close_write", conn_close_write, METH_NOARGS, close_write_doc},
     {NULL},
 };
@@ -1913,7 +1923,7 @@ static PyTypeObject PacketConn_Type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and "
               "net.dial_udp().\n\n"
-              ">>> udp = net.listen_udp('127.0.0.1', 5353)",
+              ">>> udp = net.listen_udp('127.0.0.1', 0)",
     .tp_new = descriptor_tp_new,
     .tp_as_async = &packet_async,
     .tp_methods = packet_methods,

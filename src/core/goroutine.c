@@ -275,7 +275,7 @@ static PyObject *name_of(PyObject *obj)
 static _Thread_local bool go_for_caller, go_begins;
 
 /* Whether it runs code of this package. */
-static bool is_ours(PyFrameObject *frame)
+bool frame_is_ours(PyFrameObject *frame)
 {
     PyObject *globals = PyFrame_GetGlobals(frame);
     PyObject *name = PyDict_GetItemString(globals, "__name__");
@@ -291,7 +291,7 @@ static PyCodeObject *caller_outside(int32_t *lasti)
 {
     PyFrameObject *frame = PyEval_GetFrame();
     Py_XINCREF(frame);
-    while (frame != NULL && is_ours(frame)) {
+    while (frame != NULL && frame_is_ours(frame)) {
         Py_SETREF(frame, PyFrame_GetBack(frame));
     }
     PyCodeObject *code = frame != NULL ? PyFrame_GetCode(frame) : NULL;
@@ -471,6 +471,26 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     Py_XDECREF(kwargs);
     Py_XDECREF(tuple);
     return call;
+}
+
+/* Its coroutine has returned a function: a plain goroutine from here on, which runs that. */
+GEnd g_become_plain(G *g, PyObject **value)
+{
+    PyObject *call = keep_call(*value, NULL, 0, NULL);
+    Py_DECREF(*value);
+    if (call == NULL) {
+        *value = compat_take_exception();
+        return END_ERROR;
+    }
+    *value = NULL;
+    if (sharing()) {
+        compat_share_new(call);
+    }
+    Py_SETREF(g->coro, call);
+    __atomic_store_n(&g->plain, true, __ATOMIC_RELAXED); /* stack() may ask whether it is */
+    g->becomes = 0;
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    return END_NONE;
 }
 
 /* The result of its function. If that is a coroutine or an operation (of `lambda: fetch(url)`, or `ch.send`), it
@@ -928,19 +948,20 @@ void g_drain(G *g)
 
 /* ---- looking at a suspended coroutine from outside ---- */
 
-static _Thread_local G
-    *scanning; /* what this thread looks at: a handler may look again meanwhile */
+_Thread_local G *scanning;
 
 bool g_scanning(void)
 {
     return scanning != NULL;
 }
 
-/* Keep `g` from being run. False: it runs now, or it is dead. */
-static bool scan_begin(G *g)
+bool scan_begin(G *g)
 {
     for (;;) {
         uint32_t s = atomic_load(&g->state);
+        if ((s & G_SCAN) && scanning != NULL) {
+            return false; /* perhaps ourselves, and this is a handler that ran meanwhile */
+        }
         if (s & G_SCAN) { /* somebody else looks: give way */
             Py_BEGIN_ALLOW_THREADS
             sched_yield();
@@ -958,7 +979,7 @@ static bool scan_begin(G *g)
 }
 
 /* The same duty as an M that parks a goroutine: a wake-up that came meanwhile is ours to carry out. */
-static void scan_end(G *g)
+void scan_end(G *g)
 {
     uint32_t s = atomic_fetch_and(&g->state, ~(uint32_t)G_SCAN);
     if ((s & G_STATE) == G_WAITING && (s & G_NOTIFIED)) {
@@ -1203,19 +1224,24 @@ static bool stands_still(M *m) /* sched.lock */
     return atomic_load(&m->in_syscall) != SYSCALL_NONE;
 }
 
-/* Is it in a call that blocks? It said so, or its thread does not run. If that has its P still, sysmon knows. */
+/* It said so, or its thread does not run. If that has its P still, sysmon knows. */
+bool m_in_syscall(M *m)
+{
+    P *p = m != tls_m ? p_of(m) : NULL;
+    if (m == tls_m) {
+        return false;
+    }
+    uint32_t slices = p != NULL ? atomic_load_explicit(&p->slices, memory_order_relaxed) : 0;
+    return p == NULL ? stands_still(m)
+                     : slices % 2 == 1 &&
+                           atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
+}
+
 static bool in_syscall(G *g)
 {
-    bool found = false;
     lock(&sched.lock);
     M *m = m_of(g);
-    if (m != NULL && m != tls_m) {
-        P *p = p_of(m);
-        uint32_t slices = p != NULL ? atomic_load_explicit(&p->slices, memory_order_relaxed) : 0;
-        found = p == NULL ? stands_still(m)
-                          : slices % 2 == 1 &&
-                                atomic_load_explicit(&p->blocked, memory_order_relaxed) == slices;
-    }
+    bool found = m != NULL && m_in_syscall(m);
     unlock(&sched.lock);
     return found;
 }
@@ -1360,14 +1386,15 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyMethodDef g_methods[] = {
     {"done", g_done, METH_NOARGS,
-     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nTrue"},
+     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nFalse"},
     {"result", g_result_method, METH_NOARGS,
      "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is "
      "alive.\n\n"
-     ">>> g.result()\n42"},
+     ">>> g = go(pow, 2, 10)\n>>> await g\n1024\n>>> g.result()\n1024"},
     {"exception", g_exception, METH_NOARGS,
      "exception()\n--\n\nThe exception that ended it, or None. RuntimeError while it is alive.\n\n"
-     ">>> g.exception()\nValueError('no')"},
+     ">>> g = go(int, 'x')\n>>> while not g.done():\n...     await gosched()\n"
+     ">>> type(g.exception())\n<class 'ValueError'>"},
     {"cancel", (PyCFunction)(void (*)(void))g_cancel_method, METH_VARARGS | METH_KEYWORDS,
      "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), "
      "once.\n"
@@ -1379,7 +1406,7 @@ static PyMethodDef g_methods[] = {
      "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost "
      "first.\n"
      "Empty if it has ended, or runs (or is about to) on another thread.\n\n>>> "
-     "print(''.join(g.stack().format()))"},
+     "text = ''.join(g.stack().format())"},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
     {NULL},
 };

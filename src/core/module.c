@@ -27,7 +27,7 @@ PyDoc_STRVAR(
     "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
     "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
-    "...     case Selected(0, value, ok): ...");
+    "...     case Selected(0, value, ok):\n...         print(value)\n1");
 
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -67,6 +67,8 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"is_async", &hooks.is_async},
         {"stack_of", &hooks.stack_of},
         {"deadlock_text", &hooks.deadlock_text},
+        {"quit_dump", &hooks.quit_dump},
+        {"frame_and_awaited", &hooks.frame_and_awaited},
         {"note_failure", &hooks.note_failure},
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
@@ -116,8 +118,9 @@ static int module_exec(PyObject *mod)
     trace_init();
     tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
-        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !pool_module_init(mod) ||
+        !fdwait_module_init(mod) || !conn_module_init(mod) ||
+        PyModule_AddFunctions(mod, block_methods) < 0 ||
         PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;
@@ -125,6 +128,12 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
+        PyModule_AddFunctions(mod, numa_methods) < 0 ||
+        PyModule_AddFunctions(mod, stats_methods) < 0 ||
+        PyModule_AddFunctions(mod, dump_methods) < 0 ||
+        PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||
+        PyModule_AddFunctions(mod, quit_methods) < 0 ||
+        PyModule_AddFunctions(mod, leaks_methods) < 0 ||
         PyModule_AddFunctions(mod, configure_method) < 0 ||
         PyModule_AddFunctions(mod, trace_methods) < 0 ||
         PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||

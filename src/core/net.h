@@ -29,6 +29,7 @@ typedef struct PollDesc {
     _Atomic uint32_t run;  /* the poller it is registered with, see netpoll_run */
     _Atomic uint8_t rough; /* there was more than data: end of file, error, urgent data */
     _Atomic int fdwait;    /* fdwait.c's: the descriptor, plus 1. 0: a Conn's */
+    _Atomic int fd;        /* a Conn's: for the trace */
     struct PollDesc *next_free;
 } PollDesc;
 
@@ -58,6 +59,12 @@ bool netpoll_stalled(
     int64_t now_ns); /* sysmon: something is there, and nobody has looked for long */
 uint64_t netpoll_polls(void);
 
+typedef struct { /* for stats() */
+    uint64_t polls, events;
+    uint32_t descriptors, waiting[SIDES];
+} PollerLook;
+PollerLook netpoll_stats(void);
+
 static inline void netpoll_count(int n)
 {
     atomic_fetch_add(&netpoll_waiters, n);
@@ -68,6 +75,7 @@ static inline void netpoll_count(int n)
 int fdwait_ready(M *m, PollDesc *pd, uint32_t seq, uint32_t events);
 void fdwait_forget(int fd); /* the number is a Conn's now */
 void fdwait_discard(void);  /* the run is over */
+void fdwait_count(uint32_t waiting[SIDES]);
 bool fdwait_module_init(PyObject *mod);
 
 /* ---- addr.c ------------------------------------------------------------------------------------ */

@@ -11,6 +11,7 @@
  *
  * Another system's poller (kqueue) would replace this file: registration, wait, break. */
 #include "net.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -30,11 +31,12 @@ static struct {
     _Atomic int32_t inside;    /* Ms in netpoll_wait: two for a moment, when one has been got out */
     _Atomic uint32_t looking;  /* an M is in netpoll_look: one at a time is enough */
     _Atomic uint64_t polls;    /* calls of the kernel: what sysmon watches */
+    _Atomic uint64_t events;   /* what these brought */
     uint64_t seen_polls;       /* by sysmon */
     int64_t seen_ns;
     Lock lock; /* over start and stop, and all below */
     PollDesc *free;
-    uint32_t ndescs;
+    uint32_t ndescs, nused;
     _Atomic(PollDesc *)
         chunks[CHUNKS]; /* set once each, so that an index may be looked up without the lock */
 } net = {.epfd = -1, .wake_fd = -1};
@@ -57,13 +59,31 @@ uint64_t netpoll_polls(void)
     return atomic_load_explicit(&net.polls, memory_order_relaxed);
 }
 
-/* ---- descriptors ---- */
-
 static PollDesc *desc_at(uint32_t index)
 {
     PollDesc *chunk = atomic_load_explicit(&net.chunks[index / CHUNK], memory_order_acquire);
     return &chunk[index % CHUNK];
 }
+
+PollerLook netpoll_stats(void)
+{
+    PollerLook look = {.polls = netpoll_polls(), .events = atomic_load(&net.events)};
+    lock(&net.lock);
+    uint32_t n = net.ndescs;
+    look.descriptors = net.nused;
+    unlock(&net.lock);
+    for (uint32_t i = 0; i < n; i++) { /* never freed: see PollDesc */
+        PollDesc *pd = desc_at(i);
+        for (int side = 0; side < SIDES; side++) {
+            look.waiting[side] +=
+                atomic_load_explicit(&pd->word[side], memory_order_relaxed) > POLL_READY;
+        }
+    }
+    fdwait_count(look.waiting);
+    return look;
+}
+
+/* ---- descriptors ---- */
 
 PollDesc *desc_new(void)
 {
@@ -83,6 +103,7 @@ PollDesc *desc_new(void)
     PollDesc *pd = net.free;
     if (pd != NULL) {
         net.free = pd->next_free;
+        net.nused++;
     }
     unlock(&net.lock);
     if (pd == NULL) {
@@ -106,6 +127,7 @@ void desc_free(PollDesc *pd)
     lock(&net.lock);
     pd->next_free = net.free;
     net.free = pd;
+    net.nused--;
     unlock(&net.lock);
 }
 
@@ -121,6 +143,7 @@ bool netpoll_add(int fd, PollDesc *pd)
     const uint32_t all = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET;
     uint32_t run = netpoll_run();
     fdwait_forget(fd);
+    atomic_store_explicit(&pd->fd, fd, memory_order_relaxed);
     /* EEXIST: wait_readable() has known it before it became a Conn's */
     if (!netpoll_ctl(EPOLL_CTL_ADD, fd, all, pd) &&
         (errno != EEXIST || !netpoll_ctl(EPOLL_CTL_MOD, fd, all, pd))) {
@@ -273,6 +296,7 @@ static int side_ready(M *m, PollDesc *pd, int side)
         return 0;
     }
     netpoll_count(-1);
+    trace_net_ready(atomic_load_explicit(&pd->fd, memory_order_relaxed), (G *)was);
     if (!goready_quietly(m, (G *)was)) {
         drop_later(m, (PyObject *)was);
     }
@@ -284,6 +308,9 @@ static int side_ready(M *m, PollDesc *pd, int side)
 int netpoll_ready(M *m, const PollEvents *events)
 {
     int woken = 0;
+    if (events->n > 0) {
+        atomic_fetch_add_explicit(&net.events, (uint64_t)events->n, memory_order_relaxed);
+    }
     for (int i = 0; i < events->n; i++) {
         uint64_t tag = events->all[i].data.u64;
         uint32_t what = events->all[i].events, seq = (uint32_t)(tag >> 32);
@@ -308,6 +335,7 @@ int netpoll_ready(M *m, const PollEvents *events)
             woken += side_ready(m, pd, SIDE_WRITE);
         }
     }
+    trace_net_poll(woken);
     if (woken > 1 || (woken > 0 && m->p == NULL)) {
         wakep();
     }

@@ -94,6 +94,13 @@ bool runq_empty(P *p)
     }
 }
 
+/* Any thread: about how many are in the ring. */
+uint32_t runq_length(P *p)
+{
+    uint32_t head = atomic_load(&p->head), n = atomic_load(&p->tail) - head;
+    return n <= RING_SIZE ? n : 0; /* not of one instant: it was emptied meanwhile */
+}
+
 /* Move half of the victim's ring into ours, starting at `at`; return how many. We own our ring's free
  * part (we are its producer), so the writes need no order until our tail is stored. */
 static uint32_t runq_grab(P *victim, P *p, uint32_t at, bool take_next)

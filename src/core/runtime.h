@@ -46,6 +46,7 @@ enum {
     STEAL_ROUNDS = 4,
     ALLG_SHARDS = 64,
     MAX_PROCS = 4096,
+    MAX_NODES = 64,
     DEFAULT_MAX_THREADS = 10000,
 };
 #define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
@@ -237,7 +238,8 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        foreign : 1,       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        becomes : 1;       /* when its coroutine ends, it goes on as a plain function: the result */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
     uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
@@ -247,6 +249,7 @@ struct G {
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     _Atomic uint32_t traced; /* the trace period in which it was last described */
+    _Atomic uint32_t stamp; /* waiting: since when, see g_stamp_wait. Runnable: see g_stamp_ready */
     union {
         G *schedlink; /* next in the global queue */
         Note *note;   /* foreign: what its thread sleeps on */
@@ -321,6 +324,11 @@ struct M {
     _Atomic uint8_t user;       /* one of USER_... */
     _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;             /* curg got its slice from the G that readied it */
+    int16_t node;               /* sched.lock: of the P that it got last */
+    _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
+    Lock pin_lock;
+    pid_t tid;                /* pin_lock to clear: its thread has ended */
+    uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
     uint64_t id_next, id_end;   /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
@@ -329,7 +337,8 @@ struct M {
     P *nextp; /* sched.lock until the note is woken: handed over by start_m */
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
-    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
+    _Atomic uint64_t curg_id; /* of the last one, for others to look at while curg is set */
+    G *wired;                 /* the goroutine that is wired to it; borrowed. See m_wire */
     PyObject
         *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;   /* sched.lock to clear */
@@ -349,7 +358,7 @@ struct M {
     clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
         seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
-    int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when dump.c, preempt.c looked */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
 #endif
@@ -385,19 +394,29 @@ typedef struct {
     Timer *timer;
 } TimerEntry;
 
+/* Go's histogram of times: 40 powers of two, each cut in 4, from 64 ns to 78 hours, and one below and one above. */
+enum { HIST_BITS_MIN = 9, HIST_BITS_MAX = 48, HIST_SUB_BITS = 2 };
+enum { HIST_SIZE = ((HIST_BITS_MAX - HIST_BITS_MIN + 1) << HIST_SUB_BITS) + 2 };
+typedef _Atomic int64_t Histogram[HIST_SIZE]; /* one thread at a time counts, anybody looks */
+
 struct P {
     _Atomic uint64_t owner;
     _Atomic(M *) m; /* who was given it last; sysmon only looks at its clock */
     _Atomic uint32_t
         slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
+    _Atomic int32_t node; /* an index of numa.c; world stopped to write */
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
+    _Atomic int64_t nfar;      /* of nsteal: from other nodes */
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
-    P *idle_next;              /* sched.lock */
+    _Atomic uint64_t
+        nsyscall; /* how often it was given up, or taken, because of a call that blocks */
+    _Atomic int64_t nswitch; /* the owner counts: goroutines resumed */
+    P *idle_next;            /* sched.lock */
 
     _Alignas(CACHE_PAIR) _Atomic uint32_t head; /* thieves and owner: CAS */
     _Alignas(CACHE_PAIR) _Atomic uint32_t tail; /* owner only */
@@ -409,6 +428,8 @@ struct P {
     size_t ntimers, heap_cap;
     bool timers_closed;            /* P is dead: use allp[0] */
     _Atomic int64_t next_timer_ns; /* of heap[0], TIME_NEVER if none: for a look without the lock */
+
+    _Alignas(CACHE_PAIR) Histogram latency; /* the owner's: from runnable to running */
 };
 
 static inline uint64_t p_owner(const M *m, int status)
@@ -445,6 +466,7 @@ typedef struct {
         thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
                                          the next M that can */
     _Atomic int32_t max_threads;
+    _Atomic uint32_t clock_s;   /* seconds of the monotonic clock, see clock_tick */
     _Atomic bool sysmon_asleep; /* lock to write: it wants to know when a P gets busy */
     bool signal_pipe;           /* sysmon hears of signals; if not, M0 must look now and then */
     _Atomic uint32_t signalled; /* lock to set: M0 has Python signal handlers to run */
@@ -472,7 +494,8 @@ typedef struct {
     M *dead_ms; /* have ended before the run has: sysmon frees them. Linked as allm */
     int32_t nmidle, nm;
     int32_t next_m_id;
-    uint8_t run; /* counts the runs; changes while there is none */
+    int64_t created_before; /* goroutines, in the runs before this one */
+    uint8_t run;            /* counts the runs; changes while there is none */
 
     _Alignas(CACHE_PAIR) Lock stw_lock;
     _Atomic uint32_t world_epoch; /* bumped at every restart; Ms wait for it to change */
@@ -502,14 +525,16 @@ typedef struct {
     PyObject *Closed, *IncompleteRead, *LimitExceeded; /* of net */
     PyObject *Selected;                                /* the named tuple */
     PyObject *as_coroutine;                            /* (awaitable) -> coroutine that awaits it */
-    PyObject *limited;       /* (awaitable, seconds) -> coroutine that awaits it so long */
-    PyObject *attach_thread; /* () -> None: on each new M */
-    PyObject *is_coroutine;  /* (object) -> bool, for what is not exactly a coroutine */
-    PyObject *is_async;      /* (callable) -> bool, for what is not exactly a function */
-    PyObject *stack_of;      /* (coroutine) -> traceback.StackSummary */
-    PyObject *deadlock_text; /* (goroutines) -> str */
-    PyObject *note_failure;  /* (exc, id, name, created_at): who failed, in its notes */
-    PyObject *warn_leak;     /* (id, name, wait reason, created_at) */
+    PyObject *limited;           /* (awaitable, seconds) -> coroutine that awaits it so long */
+    PyObject *attach_thread;     /* () -> None: on each new M */
+    PyObject *is_coroutine;      /* (object) -> bool, for what is not exactly a coroutine */
+    PyObject *is_async;          /* (callable) -> bool, for what is not exactly a function */
+    PyObject *stack_of;          /* (coroutine) -> traceback.StackSummary */
+    PyObject *deadlock_text;     /* (goroutines) -> str */
+    PyObject *quit_dump;         /* () -> None: write a dump of all to standard error */
+    PyObject *frame_and_awaited; /* (awaitable) -> its frame or None, what it awaits or None */
+    PyObject *note_failure;      /* (exc, id, name, created_at): who failed, in its notes */
+    PyObject *warn_leak;         /* (id, name, wait reason, created_at) */
     PyObject
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
@@ -641,8 +666,8 @@ M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
 P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
-void poller_look(int64_t when_ns); /* a timer for then has been added */
-P *pidle_get(void);                /* sched.lock */
+void poller_look(int64_t when_ns); /* a timer for then has been added; 1: look again in any case */
+P *pidle_get(int node);            /* sched.lock; one of this node, if there is any; -1: any */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
 bool nobody_works(void); /* sched.lock */
@@ -680,12 +705,50 @@ static inline void p_leave(M *m)
     atomic_store_explicit(&m->p->owner, p_owner(m, P_USER), memory_order_release);
 }
 
+/* ---- numa.c ----------------------------------------------------------------------------------- */
+
+/* Ps by node. */
+typedef struct {
+    _Atomic int32_t nodes; /* that have Ps. Up to 1: nobody looks at the rest */
+    uint32_t procs;
+    uint8_t node[MAX_PROCS];                     /* of each P */
+    uint16_t order[MAX_PROCS];                   /* all Ps, those of a node together ... */
+    uint16_t first[MAX_NODES], count[MAX_NODES]; /* ... which are these */
+} Nodes;
+
+/* The way of a thief through all Ps (itself too): those of its own node, then the others. */
+typedef struct {
+    uint32_t base, n;          /* the part of Nodes.order that it visits */
+    uint32_t at, stride, left; /* where it is there */
+    uint32_t others;           /* how many are left for a second part */
+    uint32_t random;
+} Victims;
+
+extern Nodes numa;                /* world stopped to write */
+extern _Atomic bool numa_pinning; /* run(affinity=True) */
+void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
+bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
+int numa_id(int node);            /* what the system calls it */
+void numa_begin(void);            /* by M0, before there are Ps */
+void numa_end(M *m0);             /* ... and when the run is over */
+void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */
+void numa_release(M *m);          /* it may run anywhere; sysmon, or sched.lock */
+void victims_begin(Victims *v, const Nodes *of, int p, uint32_t random);
+int victims_next(Victims *v, const Nodes *of); /* -1: that was all */
+extern PyMethodDef numa_methods[];
+
+static inline bool numa_many(void)
+{
+    return unlikely(atomic_load_explicit(&numa.nodes, memory_order_relaxed) > 1);
+}
+
 /* ---- runq.c ----------------------------------------------------------------------------------- */
 
 void runq_put(P *p, G *g, bool next);
 G *runq_get(P *p, bool *inherit);
 G *runq_steal(P *p, P *victim, bool take_next);
 bool runq_empty(P *p);
+uint32_t runq_length(P *p);
 int runq_drain(P *p, G **head, G **tail);        /* world stopped */
 void globrunq_put(G *g);                         /* sched.lock */
 void globrunq_put_list(G *head, G *tail, int n); /* sched.lock */
@@ -896,6 +959,7 @@ bool sema_module_init(PyObject *mod);
 bool time_module_init(PyObject *mod);
 bool context_module_init(PyObject *mod);
 bool atomic_module_init(PyObject *mod);
+bool pool_module_init(PyObject *mod);
 
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
@@ -922,6 +986,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNN
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
+GEnd g_become_plain(G *g, PyObject **value); /* eats value; END_NONE: done. P in P_USER */
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
 void g_drop_coro(G *g);
@@ -929,6 +994,12 @@ PyObject *g_result(G *g);
 PyObject *g_name(G *g);
 PyObject *g_created_at(G *g);
 bool g_scanning(void); /* this thread looks at the frames of another goroutine */
+extern _Thread_local G
+    *scanning; /* what this thread looks at: a handler may look again meanwhile */
+bool frame_is_ours(PyFrameObject *frame); /* it runs code of this package */
+bool scan_begin(G *g); /* keep it from being run; false: it runs now, or it is dead */
+void scan_end(G *g);
+bool m_in_syscall(M *m); /* sched.lock: whether the call it is in blocks */
 M *own_m(
     void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
 G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
@@ -996,6 +1067,90 @@ bool interrupt_lingers(void); /* there is something to clear */
 void interrupt_clear(void);   /* nobody is wanted any more */
 void interrupt_stop(void);    /* the run ends */
 
+/* ---- stats.c ----------------------------------------------------------------------------------- */
+
+void hist_count(Histogram h, int64_t ns, int n);
+void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it became runnable */
+extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
+extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
+bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a call that this made */
+int p_status(P *p);   /* Go's numbers: 0 idle, 1 running, 2 in a call that blocks, 3 stopped */
+extern PyMethodDef stats_methods[];
+
+/* How long goroutines are runnable before they run is measured for one in eight: two looks at the clock cost as much
+ * as a switch of goroutines does. Of those that run next, which is where switches are quickest, it is one in
+ * sixty-four, which counts for eight. The stamp is in units of 16 ns, with these marks; 0: not this one. */
+enum { SAMPLE = 8, STAMP_SHIFT = 4, STAMP_IS = 1, STAMP_COUNTS_MORE = 2, STAMP_MARKS = 3 };
+
+static inline uint32_t stamp_now(void)
+{
+    return (uint32_t)(nanotime() >> STAMP_SHIFT) & ~(uint32_t)STAMP_MARKS;
+}
+
+static inline void g_stamp_ready(M *m, G *g, bool next)
+{
+    uint32_t stamp = 0;
+    if (likely(m != NULL)) {
+        if (next && unlikely(++m->nready_next % (SAMPLE * SAMPLE) == 0)) {
+            stamp = stamp_now() | STAMP_IS | STAMP_COUNTS_MORE;
+        }
+        else if (!next && unlikely(++m->nready % SAMPLE == 0)) {
+            stamp = stamp_now() | STAMP_IS;
+        }
+    }
+    atomic_store_explicit(&g->stamp, stamp, memory_order_relaxed);
+}
+
+/* About to run. P in P_RUNNING. */
+static inline void g_stamp_run(M *m, G *g)
+{
+    count_add(&m->p->nswitch, 1);
+    if (unlikely(atomic_load_explicit(&g->stamp, memory_order_relaxed) != 0)) {
+        latency_count(m, g);
+    }
+}
+
+/* About to wait, for a dump that says how many minutes. A clock that sysmon keeps going costs nothing; but that
+ * sleeps when all Ps are idle, so whoever gets one then looks at the clock too. */
+static inline void g_stamp_wait(G *g)
+{
+    atomic_store_explicit(&g->stamp, atomic_load_explicit(&sched.clock_s, memory_order_relaxed),
+                          memory_order_relaxed);
+}
+
+static inline void clock_tick(int64_t now_ns)
+{
+    uint32_t s = (uint32_t)(now_ns / NS_PER_S);
+    if (unlikely(atomic_load_explicit(&sched.clock_s, memory_order_relaxed) != s)) {
+        atomic_store_explicit(&sched.clock_s, s, memory_order_relaxed);
+    }
+}
+
+/* ---- schedtrace.c ------------------------------------------------------------------------------ */
+
+typedef struct { /* grows; for threads that are not attached to Python */
+    char *data;
+    size_t n, cap;
+} Text;
+void text_add(Text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void text_write(Text *t);        /* to standard error, and free it */
+int64_t schedtrace(int64_t now); /* by sysmon; when to come again */
+extern PyMethodDef schedtrace_methods[];
+
+/* ---- quit.c ------------------------------------------------------------------------------------ */
+
+void quit_watch(void);          /* from now on SIGQUIT is ours, if it is nobody's */
+void quit_unwatch(void);        /* detached. Does not return if it has come */
+int64_t quit_look(int64_t now); /* by sysmon; when to come again */
+extern PyMethodDef quit_methods[];
+
+extern PyMethodDef leaks_methods[]; /* leaks.c */
+
+/* ---- dump.c ------------------------------------------------------------------------------------ */
+
+void dump_below(PyCodeObject *code); /* what runs it is below every goroutine: run() */
+extern PyMethodDef dump_methods[];
+
 /* ---- preempt.c --------------------------------------------------------------------------------- */
 
 bool preempt_ask(M *m);    /* by sysmon: stop its goroutine soon. False: it cannot be done */
@@ -1008,6 +1163,7 @@ bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
 bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
 bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
+
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 

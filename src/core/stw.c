@@ -15,13 +15,16 @@ void world_wait(uint32_t epoch)
     }
 }
 
+static int64_t stop_began_ns; /* stw_lock */
+
 static void stop_world(void)
 {
     lock(&sched.stw_lock);
+    stop_began_ns = nanotime();
     trace_stw(true);
     lock(&sched.lock);
     atomic_store(&sched.stop_world, 1);
-    for (P *p; (p = pidle_get()) != NULL;) {
+    for (P *p; (p = pidle_get(-1)) != NULL;) {
         atomic_store(&p->owner, P_STOPPED_IDLE);
     }
     unlock(&sched.lock);
@@ -38,6 +41,7 @@ static void stop_world(void)
             left += status == P_USER || status == P_RUNNING || status == P_IDLE;
         }
         if (left == 0) {
+            hist_count(pauses_stopping, nanotime() - stop_began_ns, 1);
             return;
         }
         usleep(20);
@@ -65,6 +69,7 @@ static void start_world(void)
     atomic_fetch_add(&sched.world_epoch, 1);
     unlock(&sched.lock);
     word_wake_all(&sched.world_epoch);
+    hist_count(pauses_total, nanotime() - stop_began_ns, 1);
     trace_stw(false);
     unlock(&sched.stw_lock);
     /* For what stopped Ps left in the global queue, and for the timers: an M that watched them may have found
@@ -124,6 +129,7 @@ static void set_procs(int n)
         atomic_store(&p->owner, P_DEAD); /* its M, if any, finds it gone */
     }
     sched.procs = n;
+    numa_assign(n);
     sched.ncoprimes = 0;
     for (uint32_t i = 1; i <= (uint32_t)n; i++) {
         if (gcd(i, (uint32_t)n) == 1) {
@@ -140,6 +146,9 @@ int procs_change(int n)
         set_procs(n);
         trace_procs(n);
     }
+    else {
+        numa_assign(before); /* the CPUs that we may use may be others */
+    }
     start_world();
     return before;
 }
@@ -148,6 +157,7 @@ int procs_change(int n)
 void procs_init(M *m0, int n)
 {
     lock(&sched.stw_lock); /* a foreign gomaxprocs() may come at once */
+    numa_begin();
     for (int i = 0; i < sched.procs; i++) {
         atomic_store(&sched.allp[i]->owner, P_DEAD);
     }

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from gofer import _asyncgen, _core, signals
+from gofer import _asyncgen, _core, _dump, _watched, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
@@ -47,12 +47,14 @@ __all__ = [
     "deadlock_text",
     "foreign_await",
     "foreign_threads",
+    "frame_and_awaited",
     "future_started",
     "is_async",
     "is_coroutine",
     "last_chance",
     "limited",
     "note_failure",
+    "quit_dump",
     "stack_of",
     "warn_leak",
 ]
@@ -169,30 +171,27 @@ def stack_of(coro: Any) -> traceback.StackSummary:
     return traceback.StackSummary.extract(iter(frames))
 
 
-def _headline(g: _core.Goroutine[Any]) -> str:
-    return f"goroutine {g.id} [{g.wait_reason or g.state}]:"
-
-
-def _describe(g: _core.Goroutine[Any]) -> str:
-    lines = [_headline(g)]
-    for frame in g.stack():
-        lines.append(f"{frame.name}()")
-        lines.append(f"\t{frame.filename}:{frame.lineno}")
-        if frame.line:
-            lines.append(f"\t\t{frame.line}")
-    if g.id != 1:
-        lines.append(f"created by goroutine {g.parent_id} as {g.name!r}\n\t{g.created_at}")
-    return "\n".join(lines)
+def frame_and_awaited(awaitable: Any) -> tuple[types.FrameType | None, Any]:
+    """One step along a chain of awaits, for what is no coroutine or generator of Python's."""
+    return _frame_of(awaitable), _awaited_by(awaitable)
 
 
 def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
     """The message of a Deadlock."""
     goroutines.sort(key=lambda g: g.id)
-    parts = ["all goroutines are asleep - deadlock!"]
-    parts += [_describe(g) for g in goroutines[:MAX_TOLD]]
+    parts = ["all goroutines are asleep - deadlock!", *_dump.Dump().blocks(goroutines[:MAX_TOLD])]
     if len(goroutines) > MAX_TOLD:
         parts.append(f"... and {len(goroutines) - MAX_TOLD} more goroutines")
     return "\n\n".join(parts)
+
+
+def quit_dump() -> None:
+    """For SIGQUIT, on a thread of its own; the process ends afterwards."""
+    texts = ["SIGQUIT: quit"]
+    texts += _dump.Dump().blocks(sorted(_core.goroutines(), key=lambda g: g.id))
+    data = "\n\n".join(texts).encode(errors="backslashreplace") + b"\n"
+    while data:  # not to sys.stderr: somebody may hold its lock for ever
+        data = data[os.write(2, data) :]
 
 
 def note_failure(exc: BaseException, id: int, name: str, created_at: str) -> None:
@@ -232,9 +231,9 @@ def foreign_threads(main_ident: int) -> bool:
         return True
     # First, because a look at their frames would let locals of other threads live longer than their
     # functions, and the collector free them in another order than Python would have.
-    if _thread._count() > 0:
+    if _thread._count() > len(_watched.service_threads):
         return True
-    ours = {main_ident, threading.get_ident()} | _core.m_idents()
+    ours = {main_ident, threading.get_ident()} | _core.m_idents() | _watched.service_threads
     if not sys._current_frames().keys() <= ours:
         return True
     return _core.futures_waiting() > 0 and _native_threads()
@@ -243,7 +242,8 @@ def foreign_threads(main_ident: int) -> bool:
 def _native_threads() -> bool:
     """Whether this process has threads that are neither ours nor, at the moment, Python's."""
     counters = _core.counters()
-    return len(os.listdir("/proc/self/task")) > counters["threads"] + counters["helper_threads"]
+    ours = counters["threads"] + counters["helper_threads"] + len(_watched.service_threads)
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

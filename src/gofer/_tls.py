@@ -153,9 +153,8 @@ class TLSConn(Conn):
     async def handshake(self) -> None:
         """Agree on keys, if that has not been done. Reads and writes do it by themselves.
 
+        >>> conn = await net.dial("example.org", 443, tls=True)
         >>> await conn.handshake()
-        >>> conn.ssl_object.selected_alpn_protocol()
-        'h2'
         """
         if self._shaken:
             return
@@ -205,7 +204,10 @@ class TLSConn(Conn):
     # --- Conn ---
 
     async def read(self, n: int = 65536) -> bytes:  # type: ignore[override]
-        """As Conn.read()."""
+        """As Conn.read().
+
+        >>> data = await conn.read()
+        """
         _check_size(n)
         async with self._reading:
             if self._buffer:
@@ -218,14 +220,20 @@ class TLSConn(Conn):
         return data
 
     async def read_into(self, buf: Any) -> int:  # type: ignore[override]
-        """As Conn.read_into()."""
+        """As Conn.read_into().
+
+        >>> n = await conn.read_into(buf)
+        """
         with memoryview(buf).cast("B") as view:
             data = await self.read(len(view))
             view[: len(data)] = data
             return len(data)
 
     async def read_exactly(self, n: int) -> bytes:  # type: ignore[override]
-        """As Conn.read_exactly()."""
+        """As Conn.read_exactly().
+
+        >>> header = await conn.read_exactly(16)
+        """
         _check_size(n)
         async with self._reading:
             while len(self._buffer) < n:
@@ -235,7 +243,10 @@ class TLSConn(Conn):
             return self._take(n)
 
     async def read_until(self, sep: bytes, limit: int = 65536) -> bytes:  # type: ignore[override]
-        """As Conn.read_until()."""
+        """As Conn.read_until().
+
+        >>> line = await conn.read_until(b"\\r\\n")
+        """
         if not sep or limit < 1:
             raise ValueError("read_until() needs a separator and a positive limit")
         start = 0
@@ -250,7 +261,10 @@ class TLSConn(Conn):
             return self._take(at + len(sep))
 
     async def write(self, data: Any) -> None:  # type: ignore[override]
-        """As Conn.write()."""
+        """As Conn.write().
+
+        >>> await conn.write(b"hello")
+        """
         pieces = data if isinstance(data, list | tuple) else (data,)
         await self.handshake()
         async with self._writing:
@@ -309,7 +323,10 @@ class TLSConn(Conn):
             self._writing.unlock()
 
     def close_write(self) -> Operation[None]:
-        """As Conn.close_write(), and the peer can tell that it is no accident."""
+        """As Conn.close_write(), and the peer can tell that it is no accident.
+
+        >>> conn.close_write()
+        """
         if rest := self._say_bye():
             with contextlib.suppress(RuntimeError):  # there is no run
                 return go(self._finish, rest)  # type: ignore[return-value]  # may be awaited, too
@@ -321,7 +338,10 @@ class TLSConn(Conn):
             super().close_write()
 
     def close(self) -> Operation[None]:
-        """As Conn.close(), and the peer can tell that it is no accident."""
+        """As Conn.close(), and the peer can tell that it is no accident.
+
+        >>> conn.close()
+        """
         if not self.closed:
             rest = self._say_bye()
             self.discard_input()  # tickets that a server sends unasked
@@ -349,6 +369,10 @@ class TLSListener(Listener):
     """A Listener whose connections are TLSConns.
 
     A client that is slow with its handshake, or fails in it, bothers nobody but whoever serves it.
+
+    >>> tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # and load_cert_chain()
+    >>> listener = net.listen("127.0.0.1", 0, tls=tls)
+    >>> listener.close()
     """
 
     __slots__ = ("tls",)
@@ -363,7 +387,10 @@ class TLSListener(Listener):
         return TLSConn(conn.detach(), self.tls, True, None)
 
     async def accept(self) -> TLSConn:  # type: ignore[override]
-        """As Listener.accept()."""
+        """As Listener.accept().
+
+        >>> conn = await listener.accept()
+        """
         return self._wrap(await super().accept())
 
     async def __anext__(self) -> TLSConn:  # type: ignore[override]

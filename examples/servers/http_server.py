@@ -1,4 +1,4 @@
-"""An HTTP/1.1 server on gofer.net and httptools: python examples/http_server.py [PORT]
+"""An HTTP/1.1 server on gofer.net and httptools: python examples/servers/http_server.py [PORT]
 
 One goroutine a connection. Requests are answered in order, also if several come at once
 (pipelining); connections are kept alive, and closed when they have been silent for long, or take

@@ -308,7 +308,9 @@ void m_set_thread(M *m)
 
 bool m_init(M *m, PyThreadState *ts)
 {
+    lock(&sched.lock); /* sysmon and the preemptor look */
     m->ts = ts;
+    unlock(&sched.lock);
     m->context = PyContext_New();
     if (m->context == NULL || PyContext_Enter(m->context) < 0) {
         return false;

@@ -473,6 +473,26 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     return call;
 }
 
+/* Its coroutine has returned a function: a plain goroutine from here on, which runs that. */
+GEnd g_become_plain(G *g, PyObject **value)
+{
+    PyObject *call = keep_call(*value, NULL, 0, NULL);
+    Py_DECREF(*value);
+    if (call == NULL) {
+        *value = compat_take_exception();
+        return END_ERROR;
+    }
+    *value = NULL;
+    if (sharing()) {
+        compat_share_new(call);
+    }
+    Py_SETREF(g->coro, call);
+    __atomic_store_n(&g->plain, true, __ATOMIC_RELAXED); /* stack() may ask whether it is */
+    g->becomes = 0;
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    return END_NONE;
+}
+
 /* The result of its function. If that is a coroutine or an operation (of `lambda: fetch(url)`, or `ch.send`), it
  * is awaited here too. */
 PyObject *g_call_plain(G *g)

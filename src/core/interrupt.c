@@ -102,7 +102,7 @@ bool interrupt_waits(M *Py_UNUSED(m))
     return false;
 }
 
-#if PY_VERSION_HEX < 0x030C0000
+#if !COMPAT_HAVE_MONITORING
 
 /* The interpreter calls the trace function of a thread, if it has one, at the start of each line and when code jumps
  * back. Whoever has the GIL may set it. */
@@ -111,10 +111,10 @@ static int at_line(PyObject *Py_UNUSED(obj), PyFrameObject *Py_UNUSED(frame), in
                    PyObject *Py_UNUSED(arg))
 {
     if (what != PyTrace_LINE) {
-        return 0;
+        return 0; /* an exception may be on its way */
     }
-    PyThreadState_Get()->c_tracefunc = NULL; /* the interpreter, when we return, does the rest */
     M *m = tls_m;
+    compat_untrace(PyThreadState_Get(), at_line);
     return m == NULL || !preempt_claim(m) || preempt_park(m) ? 0 : -1;
 }
 
@@ -122,15 +122,9 @@ bool interrupt_wanted(void)
 {
     lock(&sched.lock); /* thread states go under it */
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        if (!preempt_is_wanted(m) || m->ts == NULL || m->ts->c_tracefunc == at_line) {
-            continue;
-        }
-        if (m->ts->c_tracefunc != NULL || m->ts->tracing != 0) {
+        if (preempt_is_wanted(m) && m->ts != NULL && !compat_trace(m->ts, at_line)) {
             preempt_failed(m); /* a debugger, or coverage, has it */
-            continue;
         }
-        m->ts->c_tracefunc = at_line;
-        m->ts->cframe->use_tracing = 255; /* as sys.settrace() does, in its own thread */
     }
     unlock(&sched.lock);
     return true;
@@ -143,13 +137,18 @@ bool interrupt_lingers(void)
 
 void interrupt_clear(void) {}
 
+/* Those that have not come to another line. M0's thread is the caller's. */
 void interrupt_stop(void)
 {
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        if (m->ts != NULL && m->ts->c_tracefunc == at_line) {
-            m->ts->c_tracefunc = NULL;
-            m->ts->cframe->use_tracing = m->ts->c_profilefunc != NULL ? 255 : 0;
+        if (m->ts != NULL) {
+            compat_untrace(m->ts, at_line);
+        }
+    }
+    for (M *m = sched.orphans; m != NULL; m = m->all_next) {
+        if (m->ts != NULL) {
+            compat_untrace(m->ts, at_line);
         }
     }
     unlock(&sched.lock);

@@ -128,6 +128,7 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
+        PyModule_AddFunctions(mod, numa_methods) < 0 ||
         PyModule_AddFunctions(mod, stats_methods) < 0 ||
         PyModule_AddFunctions(mod, dump_methods) < 0 ||
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||

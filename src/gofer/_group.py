@@ -6,6 +6,7 @@ from typing import Any, TypeGuard, TypeVar, overload
 
 from gofer import _core, context
 from gofer._errors import Cancelled, GoExit
+from gofer._hooks import is_async
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 T = TypeVar("T")
@@ -87,7 +88,10 @@ class Group:
             raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
-            g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
+            if self._permits is not None and not is_async(fn):
+                g = _core.go_here(self._admit, fn, args, kwargs, name=name or name_of(fn))
+            else:
+                g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise
@@ -107,6 +111,24 @@ class Group:
             return await self._call(fn, args, kwargs)
         async with self._permits:
             return await self._call(fn, args, kwargs)
+
+    async def _admit(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        # A plain function has a thread to itself; while it waits for its turn it needs none.
+        await self.context.__aenter__()
+        assert self._permits is not None
+        await self._permits.acquire()
+        return _core.become_plain(lambda: self._admitted(fn, args, kwargs))
+
+    async def _admitted(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        assert self._permits is not None
+        try:
+            return await self._call(fn, args, kwargs)
+        finally:
+            self._permits.release()
 
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -17,6 +17,7 @@ from gofer import (
     _debug,
     _future,
     _hooks,
+    _numa,
     _watched,
     signals,
     trace,
@@ -33,11 +34,26 @@ _core.configure(_hooks)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
 procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run
+_nodes_known = False
 
 
 @functools.cache
 def _find_quota() -> None:
     _core.set_quota_files(*_cgroup.quota_files())
+
+
+def _find_nodes() -> None:
+    """Once, by the first run."""
+    global _nodes_known
+    _nodes_known = _nodes_known or _core.set_nodes(_numa.nodes(), None)
+
+
+def _wants_affinity(affinity: bool | None) -> bool:
+    if affinity is None:
+        return _debug.options().get("affinity") == 1
+    if not isinstance(affinity, bool):
+        raise TypeError(f"affinity must be a bool, not {affinity!r}")
+    return affinity
 
 
 def _environment_procs() -> int:
@@ -136,18 +152,32 @@ def _as_coroutine(
 
 
 @overload
-def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
 def run(
-    main: Callable[..., Any] | Coroutine[Any, Any, Any], *args: Any, procs: int | None = None
+    main: Coroutine[Any, Any, T], *, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., Coroutine[Any, Any, T]],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., T], *args: Any, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+def run(
+    main: Callable[..., Any] | Coroutine[Any, Any, Any],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
 ) -> Any:
     """Run `main` as goroutine 1 on this thread, and return its result or raise its exception.
 
     When it ends, every other goroutine is cancelled, its `finally` blocks run, and the threads of
-    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run.
+    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run. With `affinity`, on a
+    machine of several NUMA nodes, threads keep to the node of the P they hold (see docs/numa.md);
+    the default is what GOFERDEBUG=affinity=1 says.
 
     >>> async def main(name):
     ...     await gofer.sleep(0.1)
@@ -157,9 +187,12 @@ def run(
     """
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
+    pinned = _wants_affinity(affinity)
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
+    _find_nodes()
+    _core.set_affinity(pinned)
     debug = _debug.options()
     _watched.run_begins(debug)
     coro = _as_coroutine(main, args)

@@ -23,6 +23,30 @@
 /* sys.monitoring, which can stop code at a bytecode boundary. */
 #define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
 
+#if !COMPAT_HAVE_MONITORING
+/* Have `fn` called at the next line of the code that this thread, any thread, runs. The GIL is ours, so it does not run
+ * now. As PyEval_SetTrace() does for the calling thread, but without an audit event: nothing is traced. False: the thread
+ * has a trace function already. */
+static inline bool compat_trace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc != NULL && ts->c_tracefunc != fn) {
+        return false;
+    }
+    ts->c_tracefunc = fn;
+    ts->cframe->use_tracing = 255;
+    return true;
+}
+
+/* Take that back, if it is still there. */
+static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc == fn) {
+        ts->c_tracefunc = NULL;
+        ts->cframe->use_tracing = ts->c_profilefunc != NULL && ts->tracing == 0 ? 255 : 0;
+    }
+}
+#endif
+
 /* Call `fn`, once, while no thread of Python runs. It may make frame objects, and must not call into Python. */
 static inline void compat_stop_world_and(int (*fn)(PyObject *, void *), void *arg)
 {
@@ -260,6 +284,18 @@ static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
     *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
 #endif
     return frame;
+}
+
+/* A new tuple of a type that is derived from tuple, to be filled. */
+static inline PyObject *compat_tuple_new(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *tuple = type->tp_alloc(type, n);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (tuple != NULL) {
+        ((PyTupleObject *)tuple)->ob_hash = -1; /* not known yet */
+    }
+#endif
+    return tuple;
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.

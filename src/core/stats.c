@@ -119,7 +119,7 @@ static SchedLook look_at_sched(void)
         look.stopped = atomic_load(&preempt_stopped);
         look.idle_ps = atomic_load(&sched.npidle);
         look.global_queue = atomic_load(&sched.runq_size);
-        for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+        for (M *m = NULL; (m = m_after(m)) != NULL;) {
             look.created += atomic_load(&m->gbegun);
             look_at_m(m, &look);
         }
@@ -154,7 +154,7 @@ static uint64_t running_on(uint64_t m_id)
 {
     uint64_t g = 0;
     lock(&sched.lock);
-    for (M *m = sched.m0; m_id != 0 && m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; m_id != 0 && (m = m_after(m)) != NULL;) {
         if ((uint64_t)m->id == m_id && __atomic_load_n(&m->curg, __ATOMIC_RELAXED) != NULL) {
             g = atomic_load_explicit(&m->curg_id, memory_order_relaxed);
         }

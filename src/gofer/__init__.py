@@ -38,11 +38,13 @@ from gofer._errors import (
     ChannelClosed,
     Deadlock,
     GoroutineLeakWarning,
+    PoolClosed,
     WouldBlock,
 )
 from gofer._future import wait_future
 from gofer._group import Group
 from gofer._offload import offload
+from gofer._pool import PoolStats, Result, ShutdownReport, WorkerPool
 from gofer._run import (
     blocking,
     current,
@@ -76,14 +78,19 @@ __all__ = [
     "Once",
     "Operation",
     "Pool",
+    "PoolClosed",
+    "PoolStats",
     "RWMutex",
     "RecvChan",
+    "Result",
     "Selected",
     "Semaphore",
     "SendChan",
+    "ShutdownReport",
     "Ticker",
     "Timer",
     "WaitGroup",
+    "WorkerPool",
     "WouldBlock",
     "after",
     "after_func",

@@ -1,8 +1,8 @@
 """The runtime's numbers for Prometheus and OpenTelemetry.
 
 >>> from prometheus_client import REGISTRY, start_http_server
->>> REGISTRY.register(gofer.metrics.Collector())
->>> start_http_server(9000)
+>>> REGISTRY.register(gofer.metrics.Collector())  # doctest: +SKIP
+>>> start_http_server(9000)  # doctest: +SKIP
 
 >>> gofer.metrics.instrument()  # OpenTelemetry, with the global meter provider
 
@@ -122,8 +122,9 @@ def _prometheus_name(name: str) -> str:
 class Collector:
     """All numbers of the runtime, for a registry of prometheus_client.
 
-    >>> from prometheus_client import REGISTRY
-    >>> REGISTRY.register(gofer.metrics.Collector())
+    >>> from prometheus_client import CollectorRegistry
+    >>> registry = CollectorRegistry()
+    >>> registry.register(gofer.metrics.Collector())
     """
 
     def __init__(self) -> None:
@@ -135,14 +136,14 @@ class Collector:
     def describe(self) -> "Iterable[Metric]":
         """The metrics, without which the registry would have to collect them to know their names.
 
-        >>> [metric.name for metric in collector.describe()]
+        >>> names = [metric.name for metric in collector.describe()]
         """
         return self.collect()
 
     def collect(self) -> "Iterator[Metric]":
         """The numbers of this moment. Called by the registry.
 
-        >>> {metric.name: metric for metric in collector.collect()}
+        >>> numbers = {metric.name: metric for metric in collector.collect()}
         """
         for name, value in runtime.metrics().items():
             yield self._from_go(_prometheus_name(name), ABOUT[name], name in COUNTERS, value)

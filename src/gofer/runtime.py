@@ -2,12 +2,10 @@
 
 >>> from gofer import runtime
 >>> runtime.stats().goroutines
-3
->>> runtime.dump()
-goroutine 1 [sleep]:
-main()
-        /home/me/program.py:7
-                await gofer.sleep(1)
+1
+>>> runtime.dump(sys.stdout)
+goroutine 1 [running]:
+...
 """
 
 import contextlib
@@ -41,8 +39,7 @@ class Histogram:
     The layout is Go's: four buckets for each power of two, so a time is known to within 25 %. The
     first begins at minus infinity, the last ends at infinity. Counts only grow.
 
-    >>> runtime.stats().latencies.quantile(0.99)
-    1.2288e-05
+    >>> seconds = runtime.stats().latencies.quantile(0.99)
     """
 
     counts: tuple[int, ...]
@@ -56,8 +53,9 @@ class Histogram:
     def quantile(self, q: float) -> float:
         """The upper end of the bucket that the q-th part of all times ends in; 0 if there are none.
 
-        >>> h.quantile(0.5)
-        5.12e-07
+        >>> h = runtime.stats().latencies
+        >>> h.quantile(0.5) <= h.quantile(0.99)
+        True
         """
         if not 0 <= q <= 1:
             raise ValueError(f"q must be between 0 and 1, not {q!r}")
@@ -71,8 +69,8 @@ class Histogram:
     def __sub__(self, before: "Histogram") -> "Histogram":
         """What has been measured since `before`.
 
-        >>> (runtime.stats().latencies - before).total
-        42
+        >>> before = runtime.stats().latencies
+        >>> new = (runtime.stats().latencies - before).total
         """
         if before.buckets != self.buckets:
             raise ValueError("these histograms have different buckets")
@@ -87,8 +85,8 @@ _BUCKETS = (float("-inf"), *(ns / 1e9 for ns in _core.histogram_bounds()), float
 class ProcStats:
     """One P: the right to run Python code, and its queue.
 
-    >>> [p.queue for p in runtime.stats().procs]
-    [0, 3]
+    >>> sum(p.queue for p in runtime.stats().procs)
+    0
     """
 
     id: int
@@ -120,7 +118,7 @@ class PollerStats:
     """The network poller.
 
     >>> runtime.stats().poller.readers
-    100
+    0
     """
 
     descriptors: int
@@ -145,7 +143,7 @@ class Stats:
 
     >>> s = runtime.stats()
     >>> s.runnable, s.running, s.waiting
-    (0, 1, 2)
+    (0, 1, 0)
     """
 
     time: float
@@ -188,7 +186,7 @@ def stats() -> Stats:
     """The runtime at this moment. Any thread may ask; outside a run nothing moves.
 
     >>> runtime.stats().goroutines
-    3
+    1
     """
     raw = _core.stats()
     procs = tuple(ProcStats(*p) for p in raw.pop("procs"))
@@ -211,7 +209,7 @@ def metrics() -> dict[str, int | float | Histogram]:
     """The numbers that Go's package runtime/metrics has too, under the same names.
 
     >>> runtime.metrics()["/sched/goroutines:goroutines"]
-    3
+    1
     """
     s = stats()
     stopping, total, mutex_wait_ns = _core.more_metrics()
@@ -234,8 +232,7 @@ def metrics() -> dict[str, int | float | Histogram]:
 def goroutines() -> list[_core.Goroutine[Any]]:
     """All that are alive, oldest first.
 
-    >>> [g.name for g in runtime.goroutines()]
-    ['main', 'fetch', 'fetch']
+    >>> waiting = [g.name for g in runtime.goroutines() if g.wait_reason == "chan receive"]
     """
     return sorted(_core.goroutines(), key=lambda g: g.id)
 
@@ -252,6 +249,10 @@ def leaks() -> list[_core.Goroutine[Any]]:
     The program stands still while the references of all objects are noted, as in a full collection.
     Leaks are not ended; the collector does that when it finds them, with a GoroutineLeakWarning.
 
+    >>> async def handle_request(ch):
+    ...     await ch.recv()
+    >>> go(handle_request, Chan())  # nobody else has that channel
+    >>> await sleep(0.01)
     >>> [g.name for g in runtime.leaks()]
     ['handle_request']
     """
@@ -292,11 +293,9 @@ def dump(
     those that do the same in the same place are written once, with their number. With `leaks` those
     that `leaks()` gives are marked `(leaked)`.
 
-    >>> runtime.dump()
-    goroutine 1 [chan receive]:
-    main()
-            /home/me/program.py:9
-                    await ch.recv()
+    >>> runtime.dump(sys.stdout)
+    goroutine 1 [running]:
+    ...
     """
     leaked = {g.id for g in _core.leaks()} if leaks else set()
     d = _dump.Dump()

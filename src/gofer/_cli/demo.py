@@ -7,5 +7,6 @@ def command(options: argparse.Namespace) -> int:
     """Run it."""
     from gofer import _demo
 
-    _demo.main()
-    return 0
+    return _demo.main(
+        ["--quick"] * options.quick + ["--plain"] * options.plain  # what it takes, too
+    )

@@ -89,8 +89,8 @@ the source repository (`make bench`) are the thorough ones.
 """
 
 DEMO = """\
-See it work, in this terminal, in about ten seconds: goroutines that move over Ps, a hundred
-thousand that sleep, a deadlock that is found the moment it happens.
+A guided tour in this terminal, in less than two minutes: goroutines that move over Ps, very many
+of them, blocking calls and loops that stop nobody, a leak and a deadlock that are found.
 """
 
 COMPLETION = """\
@@ -172,7 +172,9 @@ def parser() -> argparse.ArgumentParser:
     _top(add("top", "watch a running program", TOP, epilog=TOP_KEYS))
     _dump(add("dump", "print the goroutines of a running program", DUMP))
     _trace(add("trace", "look at an execution trace", TRACE))
-    add("demo", "see it work", DEMO)
+    demo = add("demo", "see it work", DEMO)
+    demo.add_argument("--quick", action="store_true", help="everything for a moment only")
+    demo.add_argument("--plain", action="store_true", help="plain text, also in a terminal")
     _bench(add("bench", "measure it beside its peers", BENCH))
     completion = add("completion", "print a completion script for a shell", COMPLETION)
     completion.add_argument("shell", choices=["bash", "zsh", "fish"], help="for which shell")

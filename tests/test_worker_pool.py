@@ -383,6 +383,7 @@ class Odd(BaseException):
         (Odd("x"), Odd),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (SystemExit(3), SystemExit),
+        (GeneratorExit("x"), GeneratorExit),
         (StopIteration(1), RuntimeError),
         (StopAsyncIteration(1), (StopAsyncIteration, RuntimeError)),
         (gofer.Cancelled("x"), gofer.Cancelled),
@@ -1170,6 +1171,30 @@ def test_a_pool_that_is_forgotten_is_a_leak() -> None:
 
     with pytest.warns(gofer.GoroutineLeakWarning, match=r"worker \d of double"):
         gofer.run(main)
+
+
+def test_a_leak_with_a_job_in_its_hands_accounts_for_it() -> None:
+    """The handler waits for what cannot come, and nobody else knows the pool."""
+    results: list[gofer.RecvChan[Result[int, None]]] = []
+
+    async def main() -> None:
+        async def forever(n: int) -> None:
+            await gofer.Chan[int]().recv()
+
+        async def leave_it() -> None:
+            pool = WorkerPool(1, forever)
+            await pool.__aenter__()
+            results.append(pool.results)
+            await pool.submit(1)
+            await until(lambda: pool.stats.running)
+
+        await gofer.go(leave_it)
+        await until(lambda: gc.collect() is not None and gofer.num_goroutine() == 1)
+
+    with pytest.warns(gofer.GoroutineLeakWarning, match="worker 0 of"):
+        gofer.run(main)
+    assert results[0].recv_nowait().job == 1
+    assert results[0].closed
 
 
 def test_the_monitor_prints_a_line_every_second() -> None:

@@ -344,6 +344,18 @@ def test_submit_does_nothing_until_it_is_awaited(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def test_submit_is_a_case_of_select(procs: int) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with WorkerPool(1, gate, queue=0) as pool:
+            assert (await gofer.select(pool.submit(1), gofer.sleep(60))).index == 0
+            assert (await gofer.select(pool.submit(2), gofer.sleep(0.01))).index == 1
+            gate.open()
+        assert [r.job for r in await all_of(pool)] == [1]
+
+    gofer.run(main, procs=procs)
+
+
 # --- What handlers do ----------------------------------------------------------------------------
 
 

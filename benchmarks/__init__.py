@@ -24,6 +24,7 @@ NAMES = (
     "workerpool",
     "sleeps",
     "parked",
+    "gc",
     "cpu",
     "stall",
     "echo",

@@ -13,7 +13,8 @@ from gofer import _core
 from tests.support import FREE_THREADED, run_program, until
 
 needs_monitoring = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring, which stops code, is new in Python 3.12"
+    sys.version_info < (3, 12) or FREE_THREADED,
+    reason="sys.monitoring is what stops code from Python 3.12 on, where there is a GIL",
 )
 TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
@@ -72,7 +73,6 @@ def test_loops_share_the_ps_with_each_other_and_with_all_others(procs: int, plai
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
 def test_loops_are_stopped_when_their_slice_is_over(procs: int, plain: bool) -> None:
     async def main() -> None:
@@ -90,7 +90,6 @@ def test_loops_are_stopped_when_their_slice_is_over(procs: int, plain: bool) -> 
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 def test_turns_are_fair() -> None:
     async def main() -> None:
         hogs = Hogs(4)
@@ -182,7 +181,6 @@ def test_results_are_right(procs: int, fn: Any, args: tuple[Any, ...], result: i
     gofer.run(main, procs=procs)
 
 
-@needs_monitoring
 def test_a_lock_that_a_stopped_goroutine_holds_is_released_in_time() -> None:
     async def main() -> None:
         lock = threading.Lock()
@@ -266,10 +264,103 @@ def test_code_that_is_traced_and_profiled_goes_on() -> None:
     assert calls > 5000
 
 
+def test_code_that_a_debugger_traces_is_traced_on(procs: int) -> None:
+    """On Python 3.11 that uses the same means as we do: then its P is handed off."""
+    lines: set[int] = set()
+    rounds = 0
+
+    def tracer(frame: Any, event: str, arg: Any) -> Any:
+        if event == "line" and frame.f_code is traced.__code__:
+            lines.add(frame.f_lineno)
+        return tracer
+
+    def traced(stop: list[bool]) -> Any:
+        nonlocal rounds
+        while not stop:
+            rounds += 1
+        return sys.gettrace()
+
+    def plain(stop: list[bool]) -> Any:
+        sys.settrace(tracer)
+        try:
+            return traced(stop)
+        finally:
+            sys.settrace(None)
+
+    async def main() -> None:
+        hogs = Hogs(2)
+        stop: list[bool] = []
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        g = gofer.go(plain, stop)
+        for _ in range(5):
+            await hogs.all_have_run()
+        before = rounds
+        await until(lambda: rounds > before)
+        stop.append(True)
+        assert await g is tracer
+        hogs.stop = True
+
+    gofer.run(main, procs=procs)
+    first = traced.__code__.co_firstlineno
+    assert lines == {first + 2, first + 3, first + 4}
+    assert sys.gettrace() is None
+
+
+def test_loops_of_one_line_and_of_generators_are_stopped(procs: int) -> None:
+    async def one_line() -> None:
+        while not hogs.stop: pass  # noqa: E701  # fmt: skip
+
+    def numbers() -> Iterator[int]:
+        while not hogs.stop:
+            yield 1
+
+    async def generator() -> int:
+        return sum(numbers())
+
+    async def comprehension() -> int:
+        return len([None for _ in iter(lambda: hogs.stop, True)])
+
+    hogs = Hogs(2)
+
+    async def main() -> None:
+        gs = [gofer.go(f) for f in (one_line, generator, comprehension) for _ in range(procs)]
+        await preempted(10 * procs)
+        hogs.stop = True
+        for g in gs:
+            await g
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_however_many_compute_others_go_on_and_few_threads_run(procs: int) -> None:
+    """60 endless loops: they take turns, and a ticker need not wait for all of them."""
+    n = 60
+
+    async def main() -> None:
+        hogs = Hogs(n)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(n)]
+        await until(lambda: all(hogs.rounds), "every hog's turn")
+        late = []
+        for _ in range(20):
+            start = time.monotonic()
+            await gofer.sleep(0.001)
+            late.append(time.monotonic() - start)
+        # those that do not run are stopped, and keep nobody from running
+        stopped = _core.counters()["stopped_threads"]
+        hogs.stop = True
+        for g in goroutines:
+            await g
+        assert sorted(late)[10] < 0.3, late
+        assert stopped > n // 2
+
+    gofer.run(main, procs=procs)
+
+
 # --- A stopped goroutine, seen from outside -------------------------------------------------------
 
 
-@needs_monitoring
 def test_a_stopped_goroutine_is_runnable_and_shows_its_stack() -> None:
     async def main() -> None:
         hogs = Hogs(2)
@@ -284,7 +375,6 @@ def test_a_stopped_goroutine_is_runnable_and_shows_its_stack() -> None:
     gofer.run(main, procs=1)
 
 
-@needs_monitoring
 def test_cancelling_it_waits_for_its_next_operation() -> None:
     async def main() -> None:
         hogs = Hogs(2)
@@ -394,7 +484,7 @@ def test_without_a_free_tool_id_loops_are_handed_off() -> None:
             monitoring.free_tool_id(tool)
 
 
-@needs_monitoring
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 def test_other_tools_see_what_they_asked_for() -> None:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
     starts = 0
@@ -452,6 +542,20 @@ def test_a_program_that_needs_no_preemption_takes_no_tool_id(procs: int) -> None
         assert [monitoring.get_tool(tool) for tool in TOOL_IDS] == [None, None]
 
     gofer.run(main, procs=procs)
+
+
+def test_nothing_is_traced_after_the_run() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await preempted()
+        hogs.stop = True
+
+    for _ in range(3):
+        gofer.run(main, procs=1)
+        assert sys.gettrace() is None
+        assert sys.getprofile() is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1019,8 +1019,8 @@ PyDoc_STRVAR(
     chan_doc,
     "Chan(capacity=0)\n--\n\nA channel: goroutines send values into it and receive them, in "
     "order.\n\nWithout capacity a send waits for its receiver. Any value may be sent, None "
-    "too.\n\n>>> ch = Chan[int](10)\n>>> await ch.send(1)\n>>> await ch.recv()\n1\n"
-    ">>> ch.close()\n>>> async for value in ch: ...");
+    "too.\n\n>>> ch = Chan[int](10)\n>>> await ch.send(1)\n>>> await ch.send(2)\n>>> ch.close()\n"
+    ">>> async for value in ch:\n...     print(value)\n1\n2");
 
 PyTypeObject Chan_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Chan",

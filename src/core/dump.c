@@ -10,6 +10,8 @@
  * once, in a dict that is the caller's, under the bytes of the array. */
 #include "runtime.h"
 
+#include <unistd.h>
+
 typedef struct {
     PyCodeObject *code; /* owned */
     intptr_t lasti;
@@ -212,6 +214,62 @@ static void walk_own(Places *s, M *m, G *g)
     walk_thread(s, frame, g->coro);
 }
 
+/* ---- would it be quick to stop the world of CPython? ---- */
+
+#if HAVE_GIL
+
+static bool all_in_bytecode(void)
+{
+    return true; /* whoever gives the GIL away is at a boundary */
+}
+
+#else
+
+#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+
+/* Ask those in the list, or look whether they are still to come. */
+static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
+{
+    for (; m != NULL; m = m->all_next) {
+        if (m->ts == NULL || atomic_load(&m->user) == USER_NONE || compat_detached(m->ts)) {
+            continue;
+        }
+        if (ask) {
+            m->probe_cpu_ns = clock_ns(m->cpu_clock);
+            compat_probe(m->ts);
+        }
+        if (compat_probe_waits(m->ts)) {
+            *waits = true;
+            *in_c |= clock_ns(m->cpu_clock) - m->probe_cpu_ns > PROBE_NS;
+        }
+    }
+}
+
+/* Have each thread that is attached to Python do something at its next boundary, and see whether it does, soon.
+ * (Of threads that are no Ms we know nothing.) Detached. */
+static bool all_in_bytecode(void)
+{
+    bool waits = true, in_c = false;
+    int64_t until = nanotime() + PROBE_MAX_NS;
+    for (bool first = true; waits && !in_c && nanotime() < until; first = false) {
+        waits = false;
+        lock(&sched.lock);
+        probe(sched.m0, first, &waits, &in_c); /* which is in no list */
+        probe(sched.allm, first, &waits, &in_c);
+        probe(sched.orphans, first, &waits, &in_c);
+        unlock(&sched.lock);
+        if (waits) {
+            usleep(first ? 10 : 50);
+        }
+    }
+    return !waits;
+}
+
+#endif
+
+/* ---- all that are on threads ---- */
+
 typedef struct {
     uint64_t *ids;
     Places *stacks;
@@ -223,7 +281,7 @@ static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
 {
     OnThreads *found = arg;
     lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
         if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
             found->n < found->cap) {
             found->ids[found->n] = m->curg->id;

@@ -27,7 +27,7 @@ PyDoc_STRVAR(
     "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
     "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
-    "...     case Selected(0, value, ok): ...");
+    "...     case Selected(0, value, ok):\n...         print(value)\n1");
 
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -74,6 +74,7 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
         {"Interrupted", &hooks.Interrupted},
+        {"nothing", &hooks.nothing},
         {"last_chance", &hooks.last_chance},
         {"as_case", &hooks.as_case},
         {"future_started", &hooks.future_started},
@@ -106,6 +107,11 @@ static int module_exec(PyObject *mod)
             return -1;
         }
     }
+#ifdef Py_GIL_DISABLED
+    if (PyType_Ready(&interrupt_type) < 0) {
+        return -1;
+    }
+#endif
     if (!claims_init()) {
         return -1;
     }
@@ -123,6 +129,7 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
+        PyModule_AddFunctions(mod, numa_methods) < 0 ||
         PyModule_AddFunctions(mod, stats_methods) < 0 ||
         PyModule_AddFunctions(mod, dump_methods) < 0 ||
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||

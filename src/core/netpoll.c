@@ -184,7 +184,7 @@ bool netpoll_start(void)
     }
     unlock(&net.lock);
     if (first && error == 0) {
-        poller_look(TIME_NEVER); /* Ms that sleep already do not sleep in the poller */
+        poller_look(0); /* the M that watches the timers does not sleep in the kernel: it shall */
     }
     errno = error;
     return error == 0;

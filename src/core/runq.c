@@ -231,7 +231,9 @@ G *globrunq_get(void)
     return g;
 }
 
-/* A fair share, at most half a ring, into our empty ring; the first is for the caller to run. */
+/* A fair share, at most half a ring, into our empty ring; the first is for the caller to run. One that is wired to
+ * another thread stays for him who has nothing else to do: most of them have had a whole slice and want the next, and
+ * what is woken meanwhile would queue behind them all. */
 G *globrunq_get_batch(P *p)
 {
     int size = atomic_load_explicit(&sched.runq_size, memory_order_relaxed);
@@ -239,7 +241,7 @@ G *globrunq_get_batch(P *p)
     n = n > size ? size : n;
     n = n > RING_SIZE / 2 ? RING_SIZE / 2 : n;
     G *first = globrunq_get();
-    for (int i = 1; i < n; i++) {
+    for (int i = 1; i < n && atomic_load(&sched.runq_head->wired) == NULL; i++) {
         runq_put(p, globrunq_get(), false);
     }
     return first;

@@ -46,6 +46,7 @@ enum {
     STEAL_ROUNDS = 4,
     ALLG_SHARDS = 64,
     MAX_PROCS = 4096,
+    MAX_NODES = 64,
     DEFAULT_MAX_THREADS = 10000,
 };
 #define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
@@ -237,7 +238,8 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        foreign : 1,       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        becomes : 1;       /* when its coroutine ends, it goes on as a plain function: the result */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
     uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
@@ -322,8 +324,12 @@ struct M {
     _Atomic uint8_t user;       /* one of USER_... */
     _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
     bool inherited;             /* curg got its slice from the G that readied it */
+    int16_t node;               /* sched.lock: of the P that it got last */
+    _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
+    Lock pin_lock;
+    pid_t tid;                   /* pin_lock to clear: its thread has ended */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
-    uint64_t id_next, id_end;   /* block of goroutine ids */
+    uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -351,9 +357,15 @@ struct M {
     pthread_t thread;
     clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
-        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
-    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
-    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
+        seen_cpu_ns;      /* without a P: when somebody looked at its clock, see in_syscall() */
+    int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+#ifdef Py_GIL_DISABLED
+    _Atomic(PyObject *) token; /* owned. See interrupt.c */
+#else
+    int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
+#endif
+    int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
+    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -396,9 +408,11 @@ struct P {
     _Atomic uint32_t
         slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
+    _Atomic int32_t node; /* an index of numa.c; world stopped to write */
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
+    _Atomic int64_t nfar;      /* of nsteal: from other nodes */
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
@@ -528,6 +542,7 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
+    PyObject *nothing;       /* () -> None */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
     PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */
@@ -655,8 +670,8 @@ M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
 P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
-void poller_look(int64_t when_ns); /* a timer for then has been added */
-P *pidle_get(void);                /* sched.lock */
+void poller_look(int64_t when_ns); /* a timer for then has been added; 1: look again in any case */
+P *pidle_get(int node);            /* sched.lock; one of this node, if there is any; -1: any */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
 bool nobody_works(void); /* sched.lock */
@@ -692,6 +707,44 @@ static inline bool p_enter(M *m)
 static inline void p_leave(M *m)
 {
     atomic_store_explicit(&m->p->owner, p_owner(m, P_USER), memory_order_release);
+}
+
+/* ---- numa.c ----------------------------------------------------------------------------------- */
+
+/* Ps by node. */
+typedef struct {
+    _Atomic int32_t nodes; /* that have Ps. Up to 1: nobody looks at the rest */
+    uint32_t procs;
+    uint8_t node[MAX_PROCS];                     /* of each P */
+    uint16_t order[MAX_PROCS];                   /* all Ps, those of a node together ... */
+    uint16_t first[MAX_NODES], count[MAX_NODES]; /* ... which are these */
+} Nodes;
+
+/* The way of a thief through all Ps (itself too): those of its own node, then the others. */
+typedef struct {
+    uint32_t base, n;          /* the part of Nodes.order that it visits */
+    uint32_t at, stride, left; /* where it is there */
+    uint32_t others;           /* how many are left for a second part */
+    uint32_t random;
+} Victims;
+
+extern Nodes numa;                /* world stopped to write */
+extern _Atomic bool numa_pinning; /* run(affinity=True) */
+void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
+bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
+int numa_id(int node);            /* what the system calls it */
+void numa_watched(void);          /* by sysmon, when it begins */
+void numa_begin(void);            /* by M0, before there are Ps */
+void numa_end(M *m0);             /* ... and when the run is over */
+void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */
+void numa_release(M *m);          /* it may run anywhere; sysmon, or sched.lock */
+void victims_begin(Victims *v, const Nodes *of, int p, uint32_t random);
+int victims_next(Victims *v, const Nodes *of); /* -1: that was all */
+extern PyMethodDef numa_methods[];
+
+static inline bool numa_many(void)
+{
+    return unlikely(atomic_load_explicit(&numa.nodes, memory_order_relaxed) > 1);
 }
 
 /* ---- runq.c ----------------------------------------------------------------------------------- */
@@ -938,6 +991,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNN
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
+GEnd g_become_plain(G *g, PyObject **value); /* eats value; END_NONE: done. P in P_USER */
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
 void g_drop_coro(G *g);
@@ -975,12 +1029,13 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
-int64_t hurry(M *m);          /* by an M that is idle: see there. Returns when to look again */
-bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
-void main_ended(GEnd end);    /* P in P_USER, as for all below */
-void some_g_ended(void);      /* while sched.counting */
-void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
+int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when to look again */
+bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
+int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
+void main_ended(GEnd end);        /* P in P_USER, as for all below */
+void some_g_ended(void);          /* while sched.counting */
+void run_fail(PyObject *exc);     /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
@@ -997,6 +1052,26 @@ void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
+
+/* All Ms, m0 first; sched.lock. An M in the list is not freed, nor its thread state. */
+static inline M *m_after(M *m)
+{
+    return m == NULL ? sched.m0 : m == sched.m0 ? sched.allm : m->all_next;
+}
+
+/* ---- interrupt.c ------------------------------------------------------------------------------- */
+
+#ifdef Py_GIL_DISABLED
+extern PyTypeObject interrupt_type;
+#endif
+void interrupt_ready(M *m);   /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
+void interrupt_end_m(M *m); /* its own: it ends */
+bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
+bool interrupt_wanted(
+    void); /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
+bool interrupt_lingers(void); /* there is something to clear */
+void interrupt_clear(void);   /* nobody is wanted any more */
+void interrupt_stop(void);    /* the run ends */
 
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
@@ -1089,9 +1164,13 @@ void preempt_lost(M *m);   /* by sysmon: it has no P any more */
 void preempt_forget(M *m); /* its goroutine has reached a scheduling point, or has been stopped */
 void preempt_stop(void);   /* after sysmon_stop, detached */
 int preempt_threads(void);
-bool all_in_bytecode(void); /* detached: would stopping the world of CPython be quick? */
+bool preempt_is_wanted(M *m);
+bool preempt_wants_any(void);
+void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
+bool preempt_claim(
+    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_park(M *m);                /* ... sleep until its turn. False: an exception is set */
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
-extern _Atomic bool preempt_arming;     /* threads look blocked that are only stopped by CPython */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 
 #endif

@@ -5,7 +5,7 @@
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - SIGQUIT (quit.c), and the time for the next line of schedtrace;
- *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - affinity and cgroup quota, once a second, while gomaxprocs or pinned threads (numa.c) follow them;
  *   - the network, when no M has looked for 10 ms: it then sees to it that one does (netpoll.c);
  *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
  *     (retake), as Go does with a P in a system call.
@@ -91,17 +91,11 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
-/* Main has ended, and somebody must be idle to hurry() the others. */
-static bool nobody_hurries(void)
-{
-    return atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0;
-}
-
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
-           nobody_hurries() || atomic_load(&netpoll_due);
+           nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
@@ -122,7 +116,7 @@ static bool is_away(M *m)
  * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
 static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 {
-    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
     return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
@@ -162,6 +156,10 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
 /* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
+    /* A slice that we see for the first time began since the last look. */
+    static int64_t last_ns;
+    int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
+    last_ns = now;
     int taken = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
@@ -176,7 +174,7 @@ static int retake(int64_t now)
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
-            seen[i].since_ns = now;
+            seen[i].since_ns = now - since_look;
             seen[i].since_cpu_ns = cpu;
             seen[i].asked_ns = 0;
         }
@@ -196,6 +194,9 @@ static int retake(int64_t now)
                 p_idle(p);
                 start_m(false);
                 preempt_lost(m);
+                if (!blocked && atomic_load(&numa_pinning)) {
+                    numa_release(m);
+                }
                 taken++;
                 continue;
             }
@@ -204,6 +205,15 @@ static int retake(int64_t now)
         seen[i].cpu_ns = cpu;
     }
     return taken;
+}
+
+/* The CPUs that we may use, or the quota, may have changed. */
+static void follow(void)
+{
+    int n = atomic_load(&maxprocs_auto) ? maxprocs_default() : sched.procs;
+    if (numa_moved() || n != sched.procs) {
+        procs_change(atomic_load(&maxprocs_auto) ? n : sched.procs);
+    }
 }
 
 /* All Ps are idle: tell those who take one that we want to know. */
@@ -219,6 +229,7 @@ static bool fall_asleep(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    numa_watched();
     int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
     int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {
@@ -229,17 +240,14 @@ static void *sysmon(void *Py_UNUSED(arg))
         int64_t trace_at = schedtrace(now), quit_at = quit_look(now);
         next = trace_at < next ? trace_at : next;
         next = quit_at < next ? quit_at : next;
-        if (atomic_load(&maxprocs_auto)) {
+        if (atomic_load(&maxprocs_auto) || atomic_load(&numa_pinning)) {
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
-                int n = maxprocs_default();
-                if (n != sched.procs && atomic_load(&maxprocs_auto)) {
-                    procs_change(n);
-                }
+                follow();
             }
             next = next_refresh < next ? next_refresh : next;
         }
-        if (nobody_hurries()) {
+        if (nobody_hurries(now)) {
             start_m(false); /* if there is an idle P; else retake() sees to it */
         }
         if (netpoll_stalled(now)) {

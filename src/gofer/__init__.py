@@ -61,7 +61,7 @@ from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
 if _typing.TYPE_CHECKING:
-    from gofer import net, process
+    from gofer import metrics, net, process
 
 __version__ = "0.1.0"
 
@@ -104,6 +104,7 @@ __all__ = [
     "gomaxprocs",
     "gosched",
     "lock_os_thread",
+    "metrics",
     "net",
     "num_cpu",
     "num_goroutine",
@@ -125,7 +126,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name in ("net", "process"):  # they need module socket: imported by who uses them
+    # They need much that most programs do without: imported by who uses them.
+    if name in ("metrics", "net", "process"):
         import importlib
 
         return importlib.import_module(f"gofer.{name}")

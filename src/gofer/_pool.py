@@ -55,8 +55,11 @@ _CPU, _FREE, _DONE, _GIVEN_UP = "CPU-bound", "free", "done", "given up"  # what 
 class Result(NamedTuple, Generic[Job, Value]):
     """What came of a job: its value, or the error that its handler raised, and the seconds it took.
 
+    >>> async with WorkerPool(2, len) as pool:
+    ...     await pool.submit("hello")
     >>> async for job, value, error, elapsed in pool.results:
     ...     print(job, "failed:" if error else "gave", error or value)
+    hello gave 5
     """
 
     job: Job
@@ -69,7 +72,7 @@ class PoolStats(NamedTuple):
     """What a WorkerPool was doing when its `.stats` was read.
 
     >>> pool.stats.queued, pool.stats.completed
-    (3, 1024)
+    (0, 0)
     """
 
     workers: int
@@ -101,6 +104,7 @@ class ShutdownReport(NamedTuple):
     def unfinished(self) -> tuple[Any, ...]:
         """All jobs that were accepted and not completed.
 
+        >>> report = await pool.shutdown(timeout=10)
         >>> report.unfinished
         ()
         """
@@ -208,7 +212,9 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
     ...     for url in urls:
     ...         await pool.submit(url)
     >>> async for url, page, error, elapsed in pool.results:
-    ...     print(url, error or len(page))
+    ...     print(error or page)
+    a page
+    a page
     """
 
     @overload
@@ -320,8 +326,8 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
 
         It has room for all that nobody reads: a worker never waits for a reader.
 
-        >>> async for result in pool.results:
-        ...     print(result.value)
+        >>> await pool.submit(job)
+        >>> result = await pool.results.recv()
         """
         return self._receiver
 
@@ -330,7 +336,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         """What it does right now.
 
         >>> pool.stats.running
-        8
+        0
         """
         workers, lane = self._workers, self._lane
         running = sum(w.loop.busy for w in workers)
@@ -580,6 +586,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         nobody hears of it. The report names every job that was accepted and not completed. Their
         results, too, say so.
 
+        >>> report = await pool.shutdown(timeout=10)
         >>> report = await pool.shutdown(timeout=10)
         >>> report.unfinished
         ()

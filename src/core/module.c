@@ -74,6 +74,7 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
         {"Interrupted", &hooks.Interrupted},
+        {"nothing", &hooks.nothing},
         {"last_chance", &hooks.last_chance},
         {"as_case", &hooks.as_case},
         {"future_started", &hooks.future_started},

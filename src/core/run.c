@@ -195,6 +195,21 @@ void some_g_ended(void)
 static _Atomic int64_t drain_since_ns, hurried_ns;
 static _Atomic bool hurrying;
 
+/* The exception that was to be raised in this thread has not been. */
+static void take_back(M *m)
+{
+    PyThreadState_SetAsyncExc(m->ident, NULL);
+    if (COMPAT_TAKING_BACK_IS_FELT) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Cancelled);
+        PyObject *r = PyObject_CallNoArgs(hooks.nothing); /* where it is raised */
+        Py_XDECREF(r);
+        if (r == NULL && !PyErr_ExceptionMatches(hooks.Cancelled)) {
+            run_fail(compat_take_exception()); /* by a signal handler, which came first */
+        }
+        PyErr_Clear();
+    }
+}
+
 bool user_leave(M *m)
 {
     for (;;) {
@@ -206,8 +221,8 @@ bool user_leave(M *m)
             return false;
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
-            PyThreadState_SetAsyncExc(m->ident, NULL); /* not raised yet: take it back ... */
-            /* ... and be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
+            take_back(m);
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
              * it was gone: then it must not. */
             atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;

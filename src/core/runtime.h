@@ -361,6 +361,8 @@ struct M {
     int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
+#else
+    int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
     int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
     int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
@@ -540,6 +542,7 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
+    PyObject *nothing;       /* () -> None */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
     PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */
@@ -730,6 +733,7 @@ extern _Atomic bool numa_pinning; /* run(affinity=True) */
 void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
 bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
 int numa_id(int node);            /* what the system calls it */
+void numa_watched(void);          /* by sysmon, when it begins */
 void numa_begin(void);            /* by M0, before there are Ps */
 void numa_end(M *m0);             /* ... and when the run is over */
 void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */
@@ -1060,7 +1064,7 @@ static inline M *m_after(M *m)
 #ifdef Py_GIL_DISABLED
 extern PyTypeObject interrupt_type;
 #endif
-void interrupt_ready(M *m); /* its own: it can be interrupted from now on */
+void interrupt_ready(M *m);   /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
 void interrupt_end_m(M *m); /* its own: it ends */
 bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
 bool interrupt_wanted(

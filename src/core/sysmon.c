@@ -229,6 +229,7 @@ static bool fall_asleep(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    numa_watched();
     int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
     int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {

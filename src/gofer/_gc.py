@@ -23,6 +23,7 @@ class gc_tuned:  # reads as a statement
     """
 
     __slots__ = ("_inside", "threshold")
+    __module__ = "gofer.runtime"
 
     _lock = threading.Lock()
     _blocks = 0

@@ -54,6 +54,7 @@ __all__ = [
     "last_chance",
     "limited",
     "note_failure",
+    "nothing",
     "quit_dump",
     "stack_of",
     "warn_leak",
@@ -76,6 +77,10 @@ MAX_TOLD = 1000
 
 attach_thread = _asyncgen.install
 last_chance = _asyncgen.close_all
+
+
+def nothing() -> None:
+    """Give the interpreter an occasion to raise what it has to."""
 
 
 def is_coroutine(obj: object) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from gofer import _core, _dump, _run
+from gofer._gc import gc_tuned
 
 __all__ = [
     "Histogram",
@@ -25,6 +26,7 @@ __all__ = [
     "ProcStats",
     "Stats",
     "dump",
+    "gc_tuned",
     "goroutines",
     "leaks",
     "metrics",
@@ -90,6 +92,8 @@ class ProcStats:
     """
 
     id: int
+    node: int
+    """The NUMA node that it belongs to; 0 if the system has but one."""
     status: str
     """`"idle"`, `"running"`, `"syscall"` (what runs is in a call that blocks) or `"stopped"`."""
     queue: int
@@ -102,6 +106,8 @@ class ProcStats:
     """How often it was given up or taken because of a call that blocks."""
     steals: int
     """Goroutines that it got from others."""
+    cross_node_steals: int
+    """... from those of other NUMA nodes."""
     handoffs: int
     """How often it was taken from a goroutine that blocked, or computed too long."""
     preemptions: int
@@ -137,9 +143,9 @@ class PollerStats:
 class Stats:
     """What `stats()` gives: the runtime at one moment.
 
-    `created`, `steals`, `handoffs`, `preemptions`, `switches` and `latencies` count from the start
-    of the process, over all runs. The others are as of now; numbers of goroutines by state are
-    approximate while goroutines run, as in Go.
+    `created`, `steals`, `cross_node_steals`, `handoffs`, `preemptions`, `switches` and `latencies`
+    count from the start of the process, over all runs. The others are as of now; numbers of
+    goroutines by state are approximate while goroutines run, as in Go.
 
     >>> s = runtime.stats()
     >>> s.runnable, s.running, s.waiting
@@ -174,6 +180,8 @@ class Stats:
     timers: int
     poller: PollerStats
     steals: int
+    cross_node_steals: int
+    """Steals from Ps of other NUMA nodes."""
     handoffs: int
     preemptions: int
     switches: int

@@ -1326,6 +1326,7 @@ static void execute(M *m, G *g, bool inherit)
     /* From here on, what runs on this thread is its code. */
     atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
     atomic_store_explicit(&m->curg_id, g->id, memory_order_relaxed);
+    atomic_store_explicit(&m->stretch, m->stretch + 1, memory_order_relaxed);
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
         m_wire(m, g);

@@ -338,7 +338,13 @@ struct M {
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
     _Atomic uint64_t curg_id; /* of the last one, for others to look at while curg is set */
-    G *wired;                 /* the goroutine that is wired to it; borrowed. See m_wire */
+    _Atomic uint32_t stretch; /* counts up whenever code of a goroutine begins to run */
+    struct {
+        uint32_t stretch, ops;
+        int64_t since_ns;
+        bool told;
+    } stall;  /* sysmon's: see stall.c */
+    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
     PyObject
         *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;   /* sched.lock to clear */
@@ -534,6 +540,7 @@ typedef struct {
     PyObject *is_async;          /* (callable) -> bool, for what is not exactly a function */
     PyObject *stack_of;          /* (coroutine) -> traceback.StackSummary */
     PyObject *deadlock_text;     /* (goroutines) -> str */
+    PyObject *stalled;           /* (goroutine, seconds, stretch) -> None: tell of it */
     PyObject *quit_dump;         /* () -> None: write a dump of all to standard error */
     PyObject *frame_and_awaited; /* (awaitable) -> its frame or None, what it awaits or None */
     PyObject *note_failure;      /* (exc, id, name, created_at): who failed, in its notes */
@@ -1151,6 +1158,12 @@ int64_t quit_look(int64_t now); /* by sysmon; when to come again */
 extern PyMethodDef quit_methods[];
 
 extern PyMethodDef leaks_methods[]; /* leaks.c */
+
+/* ---- stall.c ----------------------------------------------------------------------------------- */
+
+int64_t stall_look(int64_t now); /* by sysmon; when to come again */
+void stall_stop(void);
+extern PyMethodDef stall_methods[];
 
 /* ---- dump.c ------------------------------------------------------------------------------------ */
 

@@ -226,8 +226,9 @@ typedef struct {
 static void add_up(Sums *s)
 {
     *s = (Sums){0};
-    for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
-        P *p = sched.allp[i];
+    P *p;
+    for (int i = 0;
+         i < MAX_PROCS && (p = __atomic_load_n(&sched.allp[i], __ATOMIC_ACQUIRE)) != NULL; i++) {
         s->steals += number_of(&p->nsteal);
         s->far += number_of(&p->nfar);
         s->handoffs += atomic_load(&p->nhandoff);

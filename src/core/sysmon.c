@@ -237,7 +237,8 @@ static void *sysmon(void *Py_UNUSED(arg))
         clock_tick(now);
         int64_t next = release_main(now);
         reap_dead_ms();
-        int64_t trace_at = schedtrace(now), quit_at = quit_look(now);
+        int64_t trace_at = schedtrace(now), quit_at = quit_look(now), stall_at = stall_look(now);
+        next = stall_at < next ? stall_at : next;
         next = trace_at < next ? trace_at : next;
         next = quit_at < next ? quit_at : next;
         if (atomic_load(&maxprocs_auto) || atomic_load(&numa_pinning)) {
@@ -300,6 +301,7 @@ void sysmon_stop(void)
         sysmon_poke();
         pthread_join(thread, NULL);
         reap_dead_ms();
+        stall_stop();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

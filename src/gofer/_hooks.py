@@ -28,6 +28,7 @@ from gofer._errors import (
 )
 from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
+from gofer._stall import stalled
 
 __all__ = [
     "Cancelled",
@@ -57,6 +58,7 @@ __all__ = [
     "nothing",
     "quit_dump",
     "stack_of",
+    "stalled",
     "warn_leak",
 ]
 

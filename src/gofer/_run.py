@@ -18,6 +18,7 @@ from gofer import (
     _future,
     _hooks,
     _numa,
+    _stall,
     _watched,
     signals,
     trace,
@@ -194,6 +195,7 @@ def run(
     _core.set_affinity(bool(debug.get("affinity") if affinity is None else affinity))
     coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
+    _core.set_stall(debug.get("stallwarn", _stall.after_ms))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:

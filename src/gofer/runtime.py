@@ -13,23 +13,26 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from gofer import _core, _dump, _run
+from gofer import _core, _dump, _run, _stall
 from gofer._gc import gc_tuned
+from gofer._stall import Stall
 
 __all__ = [
     "Histogram",
     "PollerStats",
     "ProcStats",
+    "Stall",
     "Stats",
     "dump",
     "gc_tuned",
     "goroutines",
     "leaks",
     "metrics",
+    "on_stall",
     "stats",
 ]
 
@@ -265,6 +268,22 @@ def leaks() -> list[_core.Goroutine[Any]]:
     ['handle_request']
     """
     return sorted(_core.leaks(), key=lambda g: g.id)
+
+
+def on_stall(callback: Callable[[Stall], object] | None, *, after: float = 0.1) -> None:
+    """Have `callback` called when code of a goroutine runs for so many seconds without an await.
+
+    Of plain functions and of what is inside `blocking()` it is not told: they are meant to take
+    their time. At most one stall a second is told of, on a thread that is no goroutine's. None: no
+    more. Without a callback, `GOFERDEBUG=stallwarn=100` has them written to standard error.
+
+    >>> runtime.on_stall(lambda stall: log.warning("%s", stall), after=0.05)
+    """
+    if not 0.001 <= after < 1_000_000:
+        raise ValueError(f"after must be at least 0.001, not {after!r}")
+    _stall.callback = callback
+    _stall.after_ms = round(after * 1000) if callback is not None else 0
+    _core.set_stall(_stall.after_ms)
 
 
 @contextlib.contextmanager

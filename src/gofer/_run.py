@@ -209,6 +209,8 @@ def run(
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
     except BaseException as exc:
+        if inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+            coro.close()  # Ctrl-C came before it could begin
         trace._crashed()
         if not isinstance(exc, Cancelled):
             raise

@@ -278,6 +278,7 @@ def on_stall(callback: Callable[[Stall], object] | None, *, after: float = 0.1) 
     more. Without a callback, `GOFERDEBUG=stallwarn=100` has them written to standard error.
 
     >>> runtime.on_stall(lambda stall: log.warning("%s", stall), after=0.05)
+    >>> runtime.on_stall(None)
     """
     if not 0.001 <= after < 1_000_000:
         raise ValueError(f"after must be at least 0.001, not {after!r}")

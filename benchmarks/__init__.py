@@ -21,6 +21,7 @@ NAMES = (
     "mutex",
     "selects",
     "offload",
+    "workerpool",
     "sleeps",
     "parked",
     "gc",

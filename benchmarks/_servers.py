@@ -10,6 +10,7 @@ from benchmarks._model import Job, peer
 
 Load = Callable[[Job, int], None]
 SIZE = 65536  # what each reads at most
+BACKLOG = 4096  # thousands come at once
 
 
 def gofer_streams(job: Job, load: Load = _load.start) -> None:
@@ -22,7 +23,7 @@ def gofer_streams(job: Job, load: Load = _load.start) -> None:
                 await conn.write(data)
 
     async def main() -> None:
-        async with net.listen("127.0.0.1", 0) as listener:
+        async with net.listen("127.0.0.1", 0, backlog=BACKLOG) as listener:
             load(job, listener.addr[1])
             async for conn in listener:
                 gofer.go(echo, conn)
@@ -41,7 +42,8 @@ def asyncio_protocol(job: Job, load: Load = _load.start) -> None:
             self.transport.write(data)
 
     async def main() -> None:
-        server = await asyncio.get_running_loop().create_server(Echo, "127.0.0.1", 0)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(Echo, "127.0.0.1", 0, backlog=BACKLOG)
         load(job, server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -58,7 +60,7 @@ def asyncio_streams(job: Job, load: Load = _load.start) -> None:
         writer.close()
 
     async def main() -> None:
-        server = await asyncio.start_server(echo, "127.0.0.1", 0)
+        server = await asyncio.start_server(echo, "127.0.0.1", 0, backlog=BACKLOG)
         load(job, server.sockets[0].getsockname()[1])
         await server.serve_forever()
 
@@ -73,7 +75,7 @@ def trio_streams(job: Job, load: Load = _load.start) -> None:
             await stream.send_all(data)
 
     async def main() -> None:
-        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1", backlog=BACKLOG)
         load(job, listener.socket.getsockname()[1])
         await trio.serve_listeners(echo, [listener])
 
@@ -94,7 +96,7 @@ def tonio_sockets(job: Job, load: Load = _load.start) -> None:
     async def main() -> None:
         with sockets.socket() as sock:
             await sock.bind(("127.0.0.1", 0))
-            sock.listen(128)
+            sock.listen(BACKLOG)
             load(job, sock.getsockname()[1])
             while True:
                 conn, _ = await sock.accept()

@@ -345,7 +345,7 @@ WORKLOAD = Workload(
         " goroutine runs; many: the last of 1000 time.sleep(0.5); idle: look at the CPU column."
     ),
     metric=WORST_DELAY,
-    size={"tickers": 100, "blockers": 2, "kind": SLEEP, "ms": 2000, "work": 5_000_000},
+    size={"tickers": 100, "blockers": 2, "kind": SLEEP, "ms": 2000, "work": 8_000_000},
     quick={"tickers": 20, "blockers": 2, "kind": SLEEP, "ms": 200, "work": 200_000},
     ops=lambda size: size["tickers"],
     cases=CASES,

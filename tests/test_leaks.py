@@ -1,21 +1,29 @@
 """Goroutines that nothing can ever wake: found by the collector, reported, and ended."""
 
 import gc
+import io
+import os
 import sys
+import threading
+import time
 import warnings
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 import gofer
-from gofer import _core
+from gofer import _core, net, runtime
 from tests.support import (
+    PATIENCE,
     give,
     here,
     parked,
     run_program,
     sleep_long,
+    spin,
+    thread,
     until,
     wait_for,
     wait_for_first,
@@ -356,3 +364,355 @@ def test_memory_stays_flat_over_many_leaks() -> None:
         assert await gofer.go(give, 5) == 5
 
     gofer.run(main, procs=1)
+
+
+# --- runtime.leaks(): the same, on demand, and nothing is ended -----------------------------------
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """It would find them first."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+async def leaked(*names: str) -> None:
+    """Wait until leaks() gives goroutines of these names: they may not be parked yet."""
+
+    def found() -> bool:
+        seen.append(sorted(g.name for g in runtime.leaks()))
+        return seen[-1] == sorted(names)
+
+    seen: list[list[str]] = []
+    deadline = time.monotonic() + PATIENCE / 4
+    while not found():
+        assert time.monotonic() < deadline, (names, seen[-1])
+        await gofer.sleep(0.001)
+
+
+async def no_leaks(*goroutines: gofer.Goroutine[Any]) -> None:
+    await parked(*goroutines)
+    for _ in range(3):
+        assert runtime.leaks() == []
+        await gofer.sleep(0.002)
+
+
+async def sends(ch: gofer.Chan[int]) -> None:
+    await ch.send(1)
+
+
+async def receives(ch: gofer.Chan[int]) -> None:
+    await ch.recv()
+
+
+async def iterates(ch: gofer.Chan[int]) -> None:
+    async for _ in ch:
+        pass
+
+
+async def selects(a: gofer.Chan[int], b: gofer.Chan[int]) -> None:
+    await gofer.select(a.recv(), b.send(1))
+
+
+async def locks(mu: gofer.Mutex) -> None:
+    await mu.lock()
+    await mu.lock()
+
+
+async def locks_rw(mu: gofer.RWMutex) -> None:
+    await mu.rlock()
+    await mu.lock()
+
+
+async def rlocks(mu: gofer.RWMutex) -> None:
+    await mu.lock()
+    await mu.rlock()
+
+
+async def waits_for_group() -> None:
+    wg = gofer.WaitGroup()
+    wg.add(1)
+    await wg.wait()
+
+
+async def waits_for_cond() -> None:
+    mu = gofer.Mutex()
+    async with mu:
+        await gofer.Cond(mu).wait()
+
+
+async def acquires() -> None:
+    s = gofer.Semaphore(1)
+    await s.acquire()
+    await s.acquire()
+
+
+async def selects_nothing() -> None:
+    await gofer.select()
+
+
+async def selects_nil() -> None:
+    await gofer.select(None, None)
+
+
+async def receives_from_a_view() -> None:
+    await gofer.Chan[int]().receiver.recv()
+
+
+async def waits_for_one_that_leaks() -> None:
+    await gofer.go(receives, gofer.Chan[int]())
+
+
+async def double_send() -> None:
+    """Of two senders one finds nobody who receives."""
+    ch = gofer.Chan[int]()
+    gofer.go(sends, ch)
+    gofer.go(sends, ch)
+    await ch.recv()
+
+
+async def early_return() -> None:
+    """Who would have received has given up."""
+    ch = gofer.Chan[int]()
+    gofer.go(sends, ch)
+
+
+async def n_casts() -> None:
+    """The first answer is enough, the others are never taken."""
+    ch = gofer.Chan[int]()
+    for _ in range(3):
+        gofer.go(sends, ch)
+    await ch.recv()
+
+
+async def no_close() -> None:
+    """A channel that is iterated over and never closed."""
+    ch = gofer.Chan[int]()
+    gofer.go(iterates, ch)
+    await ch.send(1)
+
+
+async def timed_out() -> None:
+    """The answer comes too late for whoever waited."""
+    ch = gofer.Chan[int]()
+    gofer.go(sends, ch)
+    await gofer.select(gofer.sleep(0))
+
+
+async def forgotten_worker() -> None:
+    """A worker that listens for jobs and for the end, and hears of neither."""
+    gofer.go(selects, gofer.Chan[int](), gofer.Chan[int]())
+
+
+CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
+    "send": (lambda: gofer.go(sends, gofer.Chan[int]()), ["sends"]),
+    "receive": (lambda: gofer.go(receives, gofer.Chan[int]()), ["receives"]),
+    "range": (lambda: gofer.go(iterates, gofer.Chan[int]()), ["iterates"]),
+    "full buffer": (lambda: gofer.go(fills, gofer.Chan[int](1)), ["fills"]),
+    "select": (lambda: gofer.go(selects, gofer.Chan[int](), gofer.Chan[int]()), ["selects"]),
+    "empty select": (lambda: gofer.go(selects_nothing), ["selects_nothing"]),
+    "nil channels": (lambda: gofer.go(selects_nil), ["selects_nil"]),
+    "mutex": (lambda: gofer.go(locks, gofer.Mutex()), ["locks"]),
+    "rw lock": (lambda: gofer.go(locks_rw, gofer.RWMutex()), ["locks_rw"]),
+    "rw rlock": (lambda: gofer.go(rlocks, gofer.RWMutex()), ["rlocks"]),
+    "wait group": (lambda: gofer.go(waits_for_group), ["waits_for_group"]),
+    "cond": (lambda: gofer.go(waits_for_cond), ["waits_for_cond"]),
+    "semaphore": (lambda: gofer.go(acquires), ["acquires"]),
+    "view": (lambda: gofer.go(receives_from_a_view), ["receives_from_a_view"]),
+    "chain": (lambda: gofer.go(waits_for_one_that_leaks), ["receives", "waits_for_one_that_leaks"]),
+    "double send": (lambda: gofer.go(double_send), ["sends"]),
+    "early return": (lambda: gofer.go(early_return), ["sends"]),
+    "n casts": (lambda: gofer.go(n_casts), ["sends", "sends"]),
+    "no close": (lambda: gofer.go(no_close), ["iterates"]),
+    "timed out": (lambda: gofer.go(timed_out), ["sends"]),
+    "forgotten worker": (lambda: gofer.go(forgotten_worker), ["selects"]),
+}
+
+
+async def fills(ch: gofer.Chan[int]) -> None:
+    await ch.send(1)
+    await ch.send(2)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("procs", [1, 4])
+def test_leaks_are_found_on_demand(no_collector: None, case: str, procs: int) -> None:
+    start, names = CASES[case]
+
+    async def main() -> None:
+        start()
+        await leaked(*names)
+        assert gofer.num_goroutine() == 1 + len(names)  # nothing was ended
+
+    gofer.run(main, procs=procs)
+
+
+def test_leaks_are_marked_in_a_dump_on_request(no_collector: None, procs: int) -> None:
+    async def main() -> None:
+        ch = gofer.Chan[int]()
+        gofer.go(receives, ch)
+        gofer.go(receives, gofer.Chan[int]())
+        await leaked("receives")
+        f, g, h = io.StringIO(), io.StringIO(), io.StringIO()
+        runtime.dump(f, leaks=True)
+        assert f.getvalue().count("[chan receive (leaked)]:") == 1
+        assert f.getvalue().count("[chan receive]:") == 1
+        runtime.dump(g)
+        assert g.getvalue().count("[chan receive]:") == 2
+        runtime.dump(h, leaks=True, group=True)
+        assert h.getvalue().count("(leaked)") == 1
+        await ch.send(1)
+
+    gofer.run(main, procs=procs)
+
+
+GLOBAL: list[Any] = []
+
+
+class Holder:
+    pass
+
+
+async def holds_while_it_sleeps(what: object) -> None:
+    await gofer.sleep(100_000)
+
+
+async def holds_while_it_reads(what: object) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    try:
+        await net.wait_readable(reader)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def held_by_a_closure(ch: gofer.Chan[int]) -> Callable[[], gofer.Chan[int]]:
+    return lambda: ch
+
+
+def test_what_could_still_be_woken_is_no_leak(no_collector: None, procs: int) -> None:
+    async def main() -> None:
+        holder = Holder()
+        mine = gofer.Chan[int]()
+        keep: list[Any] = [mine, gofer.Chan[int](), held_by_a_closure(gofer.Chan[int]())]
+        holder.__dict__["deep"] = {"er": (gofer.Chan[int](),)}
+        GLOBAL.append({"a": [gofer.Chan[int]()]})
+        sleeps, io_waits = gofer.Chan[int](), gofer.Chan[int]()
+        others = [gofer.go(holds_while_it_sleeps, sleeps), gofer.go(holds_while_it_reads, io_waits)]
+        timer = gofer.Chan[int]()
+        gofer.after_func(100_000, timer.close)
+        bound = gofer.Chan[int]()
+        weak = []
+        for ch in (
+            *(mine, keep[1], keep[2](), holder.__dict__["deep"]["er"][0], GLOBAL[0]["a"][0]),
+            *(sleeps, io_waits, timer, bound.sender),
+        ):
+            if isinstance(ch, gofer.Chan):
+                weak.append(weakref.ref(gofer.go(receives, ch)))
+        del ch, sleeps, io_waits, timer, bound
+        alive = [g for ref in weak if (g := ref()) is not None]
+        assert len(alive) == len(weak) == 8
+        await parked(*alive, *others)
+        del alive
+        await no_leaks()
+        GLOBAL.clear()
+        await leaked("receives")  # the one in the global
+
+    gofer.run(main, procs=procs)
+    GLOBAL.clear()
+
+
+def test_what_a_foreign_thread_holds_is_no_leak(no_collector: None, procs: int) -> None:
+    def foreign() -> None:
+        ch = gofer.Chan[int]()
+        gofer.go(receives, ch)
+        ready.set()
+        release.wait()
+        gofer.block(ch.send(1))
+
+    async def main() -> None:
+        with thread(foreign):
+            try:
+                await until(ready.is_set)
+                await until(lambda: len(runtime.goroutines()) == 2)
+                await no_leaks(*runtime.goroutines()[1:])
+            finally:
+                release.set()
+        await until(lambda: len(runtime.goroutines()) == 1)
+
+    ready, release = threading.Event(), threading.Event()
+    gofer.run(main, procs=procs)
+
+
+def test_what_a_handle_or_a_deadline_can_still_end_is_no_leak(
+    no_collector: None, procs: int
+) -> None:
+    async def under_deadline() -> None:
+        async with gofer.timeout(100_000):
+            await gofer.Chan[int]().recv()
+
+    async def main() -> None:
+        held = gofer.go(receives, gofer.Chan[int]())
+        timed = gofer.go(under_deadline)
+        await no_leaks(held, timed)
+        del timed
+        await no_leaks()
+        del held
+        await leaked("receives")
+
+    gofer.run(main, procs=procs)
+
+
+def test_what_a_running_goroutine_holds_is_no_leak(no_collector: None) -> None:
+    """In its frames, on another thread, in the middle of a plain function."""
+    stop = threading.Event()
+
+    def computes() -> None:
+        ch = gofer.Chan[int]()
+        gofer.go(receives, ch)
+        started.set()
+        while not stop.is_set():
+            spin(0.001)
+        gofer.block(ch.send(1))
+
+    async def main() -> None:
+        g = gofer.go(computes)
+        try:
+            await until(started.is_set)
+            for _ in range(20):
+                assert runtime.leaks() == []
+                await gofer.sleep(0.002)
+        finally:
+            stop.set()
+        await g
+
+    started = threading.Event()
+    gofer.run(main, procs=2)
+
+
+def test_the_result_keeps_them_until_it_is_dropped(no_collector: None) -> None:
+    async def main() -> None:
+        gofer.go(receives, gofer.Chan[int]())
+        await leaked("receives")
+        found = runtime.leaks()
+        assert [g.state for g in found] == ["waiting"]
+        assert runtime.leaks() == []  # they could be cancelled now
+        found[0].cancel()
+        await until(found[0].done)
+
+    gofer.run(main)
+
+
+def test_the_collector_ends_them_afterwards(procs: int) -> None:
+    async def main() -> None:
+        gc.disable()
+        gofer.go(receives, gofer.Chan[int]())
+        await leaked("receives")
+        gc.enable()
+        with pytest.warns(gofer.GoroutineLeakWarning, match="leaked"):
+            await collected(1)
+
+    gofer.run(main, procs=procs)

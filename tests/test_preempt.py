@@ -13,7 +13,8 @@ from gofer import _core
 from tests.support import FREE_THREADED, run_program, until
 
 needs_monitoring = pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="sys.monitoring, which stops code, is new in Python 3.12"
+    sys.version_info < (3, 12) or FREE_THREADED,
+    reason="sys.monitoring is what stops code from Python 3.12 on, where there is a GIL",
 )
 TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
@@ -483,7 +484,7 @@ def test_without_a_free_tool_id_loops_are_handed_off() -> None:
             monitoring.free_tool_id(tool)
 
 
-@needs_monitoring
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")
 def test_other_tools_see_what_they_asked_for() -> None:
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
     starts = 0
@@ -541,6 +542,20 @@ def test_a_program_that_needs_no_preemption_takes_no_tool_id(procs: int) -> None
         assert [monitoring.get_tool(tool) for tool in TOOL_IDS] == [None, None]
 
     gofer.run(main, procs=procs)
+
+
+def test_nothing_is_traced_after_the_run() -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await preempted()
+        hogs.stop = True
+
+    for _ in range(3):
+        gofer.run(main, procs=1)
+        assert sys.gettrace() is None
+        assert sys.getprofile() is None
 
 
 def test_it_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -243,6 +243,49 @@ static inline PyCodeObject *compat_caller(PyThreadState *ts, int *lasti)
 #endif
 }
 
+/* Where in a coroutine or generator its frame is, for compat_suspended_at; 0: we do not know. `frame` is its frame
+ * object. A frame begins with its code object, whose address may carry marks. */
+static inline size_t compat_frame_offset(PyObject *coro, PyFrameObject *frame)
+{
+    size_t found = 0;
+#if PY_VERSION_HEX >= 0x030D0000
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    size_t end = (size_t)Py_TYPE(coro)->tp_basicsize - sizeof(uintptr_t);
+    for (size_t at = sizeof(PyObject); found == 0 && at <= end; at += sizeof(uintptr_t)) {
+        char *word = (char *)coro + at;
+        if ((*(uintptr_t *)word & ~(uintptr_t)7) == (uintptr_t)code &&
+            PyUnstable_InterpreterFrame_GetLasti((void *)word) == PyFrame_GetLasti(frame)) {
+            found = at;
+        }
+    }
+    Py_DECREF(code);
+#else
+    (void)coro;
+    (void)frame;
+#endif
+    return found;
+}
+
+/* Where one that is suspended stands. No frame object is made of it, which would stay as long as it does: of a
+ * hundred thousand, enough to start a collection. A new reference, or NULL. */
+static inline PyCodeObject *compat_suspended_at(PyObject *coro, size_t offset, int *lasti)
+{
+#if PY_VERSION_HEX >= 0x030D0000
+    struct _PyInterpreterFrame *frame = (void *)((char *)coro + offset);
+    PyObject *code = PyUnstable_InterpreterFrame_GetCode(frame);
+    if (code != NULL && !PyCode_Check(code)) {
+        Py_CLEAR(code);
+    }
+    *lasti = code != NULL ? PyUnstable_InterpreterFrame_GetLasti(frame) : 0;
+    return (PyCodeObject *)code;
+#else
+    (void)coro;
+    (void)offset;
+    (void)lasti;
+    return NULL;
+#endif
+}
+
 /* Which frame the running code is in (NULL: none), and where in it: both only to be compared. No reference is
  * counted and no object made: the trace asks on every wait. */
 static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
@@ -261,6 +304,18 @@ static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
     *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
 #endif
     return frame;
+}
+
+/* A new tuple of a type that is derived from tuple, to be filled. */
+static inline PyObject *compat_tuple_new(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *tuple = type->tp_alloc(type, n);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (tuple != NULL) {
+        ((PyTupleObject *)tuple)->ob_hash = -1; /* not known yet */
+    }
+#endif
+    return tuple;
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.

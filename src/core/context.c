@@ -935,7 +935,7 @@ static PyMethodDef ctx_methods[] = {
     {"cause", ctx_cause, METH_NOARGS,
      "cause()\n--\n\nWhat cancel() was given, of this context or the ancestor that ended; else "
      "err().\n\n"
-     ">>> ctx.cause()\n'too slow'"},
+     ">>> ctx.cancel('too slow')\n>>> ctx.cause()\n'too slow'"},
     {"cancel", (PyCFunction)(void (*)(void))ctx_cancel, METH_VARARGS | METH_KEYWORDS,
      "cancel(cause=None)\n--\n\nEnd it and all contexts made from it. Only the first time "
      "counts.\n\n"

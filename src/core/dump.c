@@ -10,6 +10,8 @@
  * once, in a dict that is the caller's, under the bytes of the array. */
 #include "runtime.h"
 
+#include <unistd.h>
+
 typedef struct {
     PyCodeObject *code; /* owned */
     intptr_t lasti;
@@ -116,47 +118,60 @@ static bool names_init(void)
     return true;
 }
 
-/* One step: its frame, if it has one, and what it awaits (new references, or NULL). */
-static void step_in(PyObject *at, PyObject **frame, PyObject **inner)
+/* One step: note its frame, if it has one. What it awaits: a new reference, or NULL. */
+static PyObject *step_in(Places *s, PyObject *at)
 {
+    static _Atomic size_t offset; /* of the frame in all of them; 0: not known */
     int kind = PyCoro_CheckExact(at)       ? 0
                : PyGen_CheckExact(at)      ? 1
                : PyAsyncGen_CheckExact(at) ? 2
                                            : -1;
-    *frame = *inner = NULL;
+    PyObject *frame = NULL, *inner = NULL;
+    size_t known = atomic_load_explicit(&offset, memory_order_relaxed);
+    int lasti;
+    PyCodeObject *code = kind >= 0 && known > 0 ? compat_suspended_at(at, known, &lasti) : NULL;
+    if (code != NULL) {
+        places_add(s, code, lasti);
+    }
+    else if (kind >= 0) {
+        frame = PyObject_GetAttr(at, frame_names[kind]);
+    }
     if (kind >= 0) {
-        *frame = PyObject_GetAttr(at, frame_names[kind]);
-        *inner = PyObject_GetAttr(at, await_names[kind]);
+        inner = PyObject_GetAttr(at, await_names[kind]);
     }
     else if (!PyObject_TypeCheck(at, &Operation_Type) && !Py_IS_TYPE(at, &Goroutine_Type)) {
         /* What is behind `async for`, or of another implementation. */
         PyObject *r = PyObject_CallOneArg(hooks.frame_and_awaited, at);
         if (r != NULL) {
-            *frame = Py_NewRef(PyTuple_GET_ITEM(r, 0));
-            *inner = Py_NewRef(PyTuple_GET_ITEM(r, 1));
+            frame = Py_NewRef(PyTuple_GET_ITEM(r, 0));
+            inner = Py_NewRef(PyTuple_GET_ITEM(r, 1));
             Py_DECREF(r);
         }
     }
     if (PyErr_Occurred()) {
         PyErr_Clear(); /* the attributes of a stranger may do anything: then we see that much */
     }
-    if (*inner == Py_None) {
-        Py_CLEAR(*inner);
+    if (frame != NULL && PyFrame_Check(frame)) {
+        places_add_frame(s, (PyFrameObject *)frame);
+        if (kind >= 0) {
+            known = compat_frame_offset(at, (PyFrameObject *)frame);
+            atomic_store_explicit(&offset, known, memory_order_relaxed);
+        }
     }
+    Py_XDECREF(frame);
+    if (inner == Py_None) {
+        Py_CLEAR(inner);
+    }
+    return inner;
 }
 
 /* Of a coroutine that is suspended, and of all that it awaits. */
 static void walk_awaits(Places *s, PyObject *coro)
 {
-    PyObject *at = Py_NewRef(coro), *frame, *inner;
+    PyObject *at = Py_NewRef(coro);
     size_t first = s->n;
     for (int depth = 0; at != NULL && depth < 100000; depth++) {
-        step_in(at, &frame, &inner);
-        if (frame != NULL && PyFrame_Check(frame)) {
-            places_add_frame(s, (PyFrameObject *)frame);
-        }
-        Py_XDECREF(frame);
-        Py_SETREF(at, inner);
+        Py_SETREF(at, step_in(s, at));
     }
     Py_XDECREF(at);
     Places rest = {s->at + first, s->n - first, 0};
@@ -199,6 +214,62 @@ static void walk_own(Places *s, M *m, G *g)
     walk_thread(s, frame, g->coro);
 }
 
+/* ---- would it be quick to stop the world of CPython? ---- */
+
+#if HAVE_GIL
+
+static bool all_in_bytecode(void)
+{
+    return true; /* whoever gives the GIL away is at a boundary */
+}
+
+#else
+
+#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+
+/* Ask those in the list, or look whether they are still to come. */
+static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
+{
+    for (; m != NULL; m = m->all_next) {
+        if (m->ts == NULL || atomic_load(&m->user) == USER_NONE || compat_detached(m->ts)) {
+            continue;
+        }
+        if (ask) {
+            m->probe_cpu_ns = clock_ns(m->cpu_clock);
+            compat_probe(m->ts);
+        }
+        if (compat_probe_waits(m->ts)) {
+            *waits = true;
+            *in_c |= clock_ns(m->cpu_clock) - m->probe_cpu_ns > PROBE_NS;
+        }
+    }
+}
+
+/* Have each thread that is attached to Python do something at its next boundary, and see whether it does, soon.
+ * (Of threads that are no Ms we know nothing.) Detached. */
+static bool all_in_bytecode(void)
+{
+    bool waits = true, in_c = false;
+    int64_t until = nanotime() + PROBE_MAX_NS;
+    for (bool first = true; waits && !in_c && nanotime() < until; first = false) {
+        waits = false;
+        lock(&sched.lock);
+        probe(sched.m0, first, &waits, &in_c); /* which is in no list */
+        probe(sched.allm, first, &waits, &in_c);
+        probe(sched.orphans, first, &waits, &in_c);
+        unlock(&sched.lock);
+        if (waits) {
+            usleep(first ? 10 : 50);
+        }
+    }
+    return !waits;
+}
+
+#endif
+
+/* ---- all that are on threads ---- */
+
 typedef struct {
     uint64_t *ids;
     Places *stacks;
@@ -210,7 +281,7 @@ static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
 {
     OnThreads *found = arg;
     lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
         if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
             found->n < found->cap) {
             found->ids[found->n] = m->curg->id;

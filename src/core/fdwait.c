@@ -4,6 +4,7 @@
  * switched off (EPOLLONESHOT), and each wait asks anew. Level-triggered: a wait ends if the descriptor is ready
  * now, and all who wait for the same are woken together; each tries for himself. */
 #include "net.h"
+#include "trace.h"
 
 #include <errno.h>
 
@@ -154,6 +155,7 @@ int fdwait_ready(M *m, PollDesc *pd, uint32_t seq, uint32_t events)
     for (WaitOp *op = chain, *next; op != NULL; op = next, woken++) {
         next = op->next;
         netpoll_count(-1);
+        trace_net_ready(op->fd, op->who);
         if (!goready(m, op->who, false)) {
             drop_later(m, (PyObject *)op->who);
         }
@@ -408,14 +410,14 @@ PyDoc_STRVAR(
     "Operation: wait until a descriptor (an int, or an object with fileno()) can be read.\n"
     "For libraries with non-blocking descriptors of their own. They must not close one\n"
     "that is waited for without notify_closing().\n\n"
-    ">>> await wait_readable(sock)\n>>> data = sock.recv(65536)");
+    ">>> await net.wait_readable(sock)\n>>> data = sock.recv(65536)");
 PyDoc_STRVAR(wait_writable_doc, "wait_writable(fd, /)\n--\n\n"
                                 "Operation: wait until a descriptor can be written.\n\n"
-                                ">>> await wait_writable(sock)\n>>> n = sock.send(data)");
+                                ">>> await net.wait_writable(sock)\n>>> n = sock.send(data)");
 PyDoc_STRVAR(notify_closing_doc,
              "notify_closing(fd, /)\n--\n\n"
              "This descriptor is about to be closed: whoever waits for it gets ClosedError.\n\n"
-             ">>> notify_closing(sock)\n>>> sock.close()");
+             ">>> net.notify_closing(sock)\n>>> sock.close()");
 
 static PyObject *wait_readable(PyObject *Py_UNUSED(mod), PyObject *fd)
 {

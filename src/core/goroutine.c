@@ -857,13 +857,13 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     PyObject *reason = g->value;
     g->end = (uint8_t)end;
     g->value = value;
+    count_ended(m, g); /* first: who sees it dead does not find it in num_goroutine() any more */
     JoinOp *waiters = join_take_all(g);
     /* Unlocks too. A mark that somebody leaves meanwhile may be lost: it is dead. */
     atomic_store_explicit(&g->state, G_DEAD, memory_order_release);
     if (reason != NULL) { /* of a cancellation that came too late */
         drop_later(m, reason);
     }
-    count_ended(m, g);
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
     join_fire_all(m, waiters, m->inherited);
@@ -1386,14 +1386,15 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyMethodDef g_methods[] = {
     {"done", g_done, METH_NOARGS,
-     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nTrue"},
+     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nFalse"},
     {"result", g_result_method, METH_NOARGS,
      "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is "
      "alive.\n\n"
-     ">>> g.result()\n42"},
+     ">>> g = go(pow, 2, 10)\n>>> await g\n1024\n>>> g.result()\n1024"},
     {"exception", g_exception, METH_NOARGS,
      "exception()\n--\n\nThe exception that ended it, or None. RuntimeError while it is alive.\n\n"
-     ">>> g.exception()\nValueError('no')"},
+     ">>> g = go(int, 'x')\n>>> while not g.done():\n...     await gosched()\n"
+     ">>> type(g.exception())\n<class 'ValueError'>"},
     {"cancel", (PyCFunction)(void (*)(void))g_cancel_method, METH_VARARGS | METH_KEYWORDS,
      "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), "
      "once.\n"
@@ -1405,7 +1406,7 @@ static PyMethodDef g_methods[] = {
      "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost "
      "first.\n"
      "Empty if it has ended, or runs (or is about to) on another thread.\n\n>>> "
-     "print(''.join(g.stack().format()))"},
+     "text = ''.join(g.stack().format())"},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
     {NULL},
 };

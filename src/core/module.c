@@ -27,7 +27,7 @@ PyDoc_STRVAR(
     "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
     "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
-    "...     case Selected(0, value, ok): ...");
+    "...     case Selected(0, value, ok):\n...         print(value)\n1");
 
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -107,6 +107,11 @@ static int module_exec(PyObject *mod)
             return -1;
         }
     }
+#ifdef Py_GIL_DISABLED
+    if (PyType_Ready(&interrupt_type) < 0) {
+        return -1;
+    }
+#endif
     if (!claims_init()) {
         return -1;
     }
@@ -114,8 +119,9 @@ static int module_exec(PyObject *mod)
     trace_init();
     tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
-        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !pool_module_init(mod) ||
+        !fdwait_module_init(mod) || !conn_module_init(mod) ||
+        PyModule_AddFunctions(mod, block_methods) < 0 ||
         PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;

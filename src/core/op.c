@@ -584,6 +584,10 @@ void join_unselect(JoinOp *op)
 static PySendResult join_result(JoinOp *op, PyObject **result)
 {
     join_set_prev(op, JOIN_DONE);
+    if (unlikely(g_state(op->target) != G_DEAD)) { /* a stray wake-up: it is about to say so */
+        g_lock(op->target);
+        g_unlock(op->target);
+    }
     *result = g_result(op->target);
     return *result != NULL ? PYGEN_RETURN : PYGEN_ERROR;
 }

@@ -314,6 +314,7 @@ bool m_init(M *m, PyThreadState *ts)
         return false;
     }
     tls_m = m;
+    interrupt_ready(m);
     m->ident = PyThread_get_thread_ident();
     PyObject *r = PyObject_CallNoArgs(hooks.attach_thread);
     Py_XDECREF(r);
@@ -322,6 +323,7 @@ bool m_init(M *m, PyThreadState *ts)
 
 void m_fini(M *m)
 {
+    interrupt_end_m(m);
     drop_now(m);
     Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
@@ -590,6 +592,9 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
+        if (unlikely(!m->polls && netpoll_on())) {
+            until = 0; /* somebody needs the poller just now, and may not have seen us either */
+        }
     }
     if (dead && until == TIME_NEVER) {
         until = check_dead();
@@ -781,6 +786,7 @@ void slice_end(M *m)
 {
     if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
         preempt_forget(m);
+        interrupt_ready(m);
     }
     if (p_enter(m)) {
         slice_mark(m->p);
@@ -832,7 +838,7 @@ void park_wired(M *m, G *g)
         if (!yields) {
             trace_requeue(g);
         }
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -992,7 +998,7 @@ static void *m_main(void *arg)
 
 static void ready_put(M *m, G *g, bool next)
 {
-    g_stamp_ready(m, g);
+    g_stamp_ready(m, g, next);
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
     }
@@ -1228,7 +1234,7 @@ static void park_or_requeue(M *m, G *g)
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (yields) {
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);

@@ -192,7 +192,7 @@ void some_g_ended(void)
 
 #define GRACE_NS 100000000LL
 
-static _Atomic int64_t drain_since_ns;
+static _Atomic int64_t drain_since_ns, hurried_ns;
 static _Atomic bool hurrying;
 
 /* The exception that was to be raised in this thread has not been. */
@@ -222,7 +222,9 @@ bool user_leave(M *m)
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
             take_back(m);
-            atomic_fetch_or(&m->curg->state, G_CANCEL); /* be cancelled as usual */
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while it was
+             * gone: then it must not. */
+            atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }
         Py_BEGIN_ALLOW_THREADS
@@ -361,6 +363,14 @@ static void orphan_all(M *by, int64_t now)
     some_g_ended();
 }
 
+/* By sysmon. An M that was idle before main ended may sleep for ever. */
+bool nobody_hurries(int64_t now)
+{
+    int64_t last = 0;
+    return atomic_load(&sched.draining) && !atomic_load(&sched.exiting) &&
+           !atomic_compare_exchange_strong(&hurried_ns, &last, now) && now - last > 2 * GRACE_NS;
+}
+
 /* Main has ended, and `m` has nothing to do. */
 int64_t hurry(M *m)
 {
@@ -368,6 +378,7 @@ int64_t hurry(M *m)
         return TIME_NEVER;
     }
     int64_t now = nanotime(), since = 0;
+    atomic_store(&hurried_ns, now);
     if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
         since = now;
     }
@@ -632,6 +643,7 @@ static void reset_sched(M *m0)
     rescues = 0;
     fewest_alive = INT64_MAX;
     atomic_store(&drain_since_ns, 0);
+    atomic_store(&hurried_ns, 0);
     unlock(&sched.lock);
 }
 

@@ -231,9 +231,9 @@ G *globrunq_get(void)
     return g;
 }
 
-/* A fair share, at most half a ring, into our empty ring; the first is for the caller to run. But none that is wired to
- * a thread, a loop that was stopped, say: it gains nothing in a ring, and those who are woken meanwhile would have
- * to wait behind a slice of each. */
+/* A fair share, at most half a ring, into our empty ring; the first is for the caller to run. One that is wired to
+ * another thread stays for him who has nothing else to do: most of them have had a whole slice and want the next, and
+ * what is woken meanwhile would queue behind them all. */
 G *globrunq_get_batch(P *p)
 {
     int size = atomic_load_explicit(&sched.runq_size, memory_order_relaxed);

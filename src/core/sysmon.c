@@ -91,17 +91,11 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
-/* Main has ended, and somebody must be idle to hurry() the others. */
-static bool nobody_hurries(void)
-{
-    return atomic_load(&sched.draining) && __atomic_load_n(&sched.nmidle, __ATOMIC_RELAXED) == 0;
-}
-
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
     return !runq_empty(p) || atomic_load(&sched.runq_size) > 0 || timers_next() <= now ||
-           nobody_hurries() || atomic_load(&netpoll_due);
+           nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
 /* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
@@ -122,7 +116,7 @@ static bool is_away(M *m)
  * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
 static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 {
-    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns || atomic_load(&preempt_arming)) {
+    if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
     return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
@@ -162,6 +156,10 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
 /* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
 static int retake(int64_t now)
 {
+    /* A slice that we see for the first time began since the last look. */
+    static int64_t last_ns;
+    int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
+    last_ns = now;
     int taken = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
@@ -176,7 +174,7 @@ static int retake(int64_t now)
         if (seen[i].owner != owner || seen[i].slices != slices) {
             seen[i].owner = owner;
             seen[i].slices = slices;
-            seen[i].since_ns = now;
+            seen[i].since_ns = now - since_look;
             seen[i].since_cpu_ns = cpu;
             seen[i].asked_ns = 0;
         }
@@ -249,7 +247,7 @@ static void *sysmon(void *Py_UNUSED(arg))
             }
             next = next_refresh < next ? next_refresh : next;
         }
-        if (nobody_hurries()) {
+        if (nobody_hurries(now)) {
             start_m(false); /* if there is an idle P; else retake() sees to it */
         }
         if (netpoll_stalled(now)) {

@@ -240,6 +240,18 @@ static void buf_begin(TraceThread *t, TraceBuf *b)
     t->end = b->data + TRACE_BUF;
 }
 
+/* tracer.lock. Unless tracing has been switched off meanwhile. */
+void trace_next_period(void)
+{
+    uint64_t start = ticks();
+    uint32_t now = atomic_load(&sched.trace_period);
+    if (now != 0 && atomic_compare_exchange_strong(&sched.trace_period, &now, now + 1)) {
+        tracer.periods.starts[tracer.periods.n++ % PERIODS] = start;
+        tracer.periods.bytes = 0;
+        tracer.periods.begun_ns = nanotime();
+    }
+}
+
 /* tracer.lock. The buffer is the writer's now, or nobody's. */
 static void buf_hand_over(const TraceThread *t)
 {
@@ -256,6 +268,11 @@ static void buf_hand_over(const TraceThread *t)
     *tracer.full_tail = b;
     tracer.full_tail = &b->next;
     atomic_fetch_add(&tracer.npending, 1);
+    /* Here, not in the writer: it may come late, and find more than the recorder keeps. */
+    tracer.periods.bytes += sizeof *b;
+    if (tracer.periods.max_bytes > 0 && tracer.periods.bytes >= tracer.periods.max_bytes) {
+        trace_next_period();
+    }
 }
 
 static void event_lost(TraceThread *t)
@@ -621,7 +638,8 @@ void trace_on_suspend(G *g)
 
 /* ---- who is who ---- */
 
-static void describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
+/* False: there was no room for it. */
+static bool describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
 {
     PyObject *name = g->name;
     if (name != NULL && PyFunction_Check(name)) {
@@ -633,7 +651,7 @@ static void describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
     }
     uint8_t *p = event_begin(t, kind, now, 0);
     if (p == NULL) {
-        return;
+        return false;
     }
     p = put_varint(p, g->id);
     p = put_varint(p, g->parent_id);
@@ -645,13 +663,14 @@ static void describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
         *p++ = state == G_WAITING ? atomic_load_explicit(&g->wait_reason, memory_order_relaxed) : 0;
     }
     event_end(t, p);
+    return true;
 }
 
 static void know(TraceThread *t, G *g, uint64_t now)
 {
-    if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != t->period)) {
+    if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != t->period) &&
+        describe(t, g, EV_GO_STATUS, now, G_IDLE)) {
         atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
-        describe(t, g, EV_GO_STATUS, now, G_IDLE);
     }
 }
 
@@ -759,6 +778,18 @@ void trace_on_timer(int kind, int64_t late_ns)
     emit(self(), EV_TIMER, 2, (uint64_t)kind, late_ns > 0 ? (uint64_t)late_ns : 0);
 }
 
+void trace_on_net_ready(int fd, G *g)
+{
+    if (!g->foreign) {
+        emit(self(), EV_NET_READY, 2, (uint64_t)fd, g->id);
+    }
+}
+
+void trace_on_net_poll(int woken)
+{
+    emit(self(), EV_NET_POLL, 1, (uint64_t)woken, 0);
+}
+
 void trace_on_stw(bool begins)
 {
     emit(self(), begins ? EV_STW_BEGIN : EV_STW_END, begins, 0, 0); /* kind 0: gomaxprocs */
@@ -772,8 +803,9 @@ void trace_on_create(G *g)
     }
     uint64_t now = ticks();
     tell(t, now);
-    atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
-    describe(t, g, EV_GO_CREATE, now, 0);
+    if (describe(t, g, EV_GO_CREATE, now, 0)) {
+        atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
+    }
 }
 
 void trace_on_start(G *g, bool inherit)

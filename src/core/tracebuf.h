@@ -9,6 +9,7 @@ enum { TRACE_BUF = 512, TRACE_PENDING = 4096 };
 #else
 enum { TRACE_BUF = 64 << 10, TRACE_PENDING = 256 };
 #endif
+enum { PERIODS = 8, PERIODS_KEPT = 4 }; /* how many of the recorder's fit into what it keeps */
 enum { EVENT_MAX = 96, TEXT_MAX = TRACE_BUF / 4, STACK_MAX = 48, CACHE_SIZE = 256 };
 
 /* One thread writes into it and stores `used` with release after each event, so anybody may read the bytes
@@ -67,6 +68,12 @@ typedef struct {
     Lock lock; /* all below. Nothing else is locked, and nobody is called, with it held */
     _Atomic uint32_t epoch; /* the first period of this trace: what is older is nobody's */
     bool collecting;
+    struct { /* in each all say anew who they are, so that the recorder can forget when they last did */
+        uint64_t starts[PERIODS]; /* ticks; a ring. Not after anything that is said in the period */
+        uint32_t n;
+        size_t bytes, max_bytes; /* handed over since the last began; 0: there is no recorder */
+        int64_t begun_ns;
+    } periods;
     TraceThread *threads;
     uint32_t nthreads;
     TraceBuf *full, **full_tail, *free;
@@ -86,7 +93,8 @@ bool trace_tsc(void); /* ticks are the processor's, not nanoseconds */
 bool bytes_add(Bytes *b, const void *data, size_t n);
 bool bytes_varint(Bytes *b, uint64_t v);
 void trace_tables_clear(void);     /* attached; no lock */
-void trace_thread_leave(void);     /* this thread has nothing more to say */
+void trace_next_period(void);      /* tracer.lock */
+void trace_thread_leave(void);      /* this thread has nothing more to say */
 void trace_status_of_silent(void); /* attached: goroutines that no event has named so far */
 void trace_sample(void);
 

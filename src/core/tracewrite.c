@@ -35,7 +35,6 @@ typedef struct {
     uint64_t ticks, mono_ns, wall_ns;
 } Clock;
 
-enum { PERIODS = 8, PERIODS_KEPT = 4 }; /* how many of the recorder's fit into what it keeps */
 
 static struct {
     pthread_mutex_t mutex; /* the sinks. Taken detached, held while writing */
@@ -47,10 +46,6 @@ static struct {
     TraceBuf *ring, **ring_tail; /* oldest first */
     size_t ring_bytes, ring_max;
     uint64_t ring_window_ns, ring_from;
-    uint64_t period_starts[PERIODS]; /* ticks; a ring, too */
-    uint32_t nperiods;
-    size_t period_bytes; /* since the last began */
-    int64_t period_ns;
     Clock begun;
 } w = {.mutex = PTHREAD_MUTEX_INITIALIZER, .file = {.fd = -1}, .ring_tail = &w.ring};
 
@@ -297,7 +292,6 @@ static TraceBuf *drain(bool ends)
             *w.ring_tail = b;
             w.ring_tail = &b->next;
             w.ring_bytes += sizeof *b;
-            w.period_bytes += sizeof *b;
         }
         else {
             buf_free(b);
@@ -335,33 +329,27 @@ static uint64_t lost_so_far(void)
 
 /* ---- the writer ---- */
 
-/* mutex. All say anew who they are, so that the recorder can forget when they last did; unless tracing has been
- * switched off meanwhile. */
-static void next_period(int64_t now_ns)
+/* mutex. Periods also end when much has been said in them. */
+static void end_old_period(int64_t now_ns)
 {
-    uint32_t now = atomic_load(&sched.trace_period);
-    if (now != 0 && atomic_compare_exchange_strong(&sched.trace_period, &now, now + 1)) {
-        w.period_starts[w.nperiods++ % PERIODS] = trace_ticks();
-        w.period_bytes = 0;
-        w.period_ns = now_ns;
+    lock(&tracer.lock);
+    if (now_ns - tracer.periods.begun_ns >= (int64_t)(w.ring_window_ns / PERIODS_KEPT)) {
+        trace_next_period();
     }
-}
-
-static bool period_is_over(int64_t now_ns)
-{
-    return w.period_bytes >= w.ring_max / PERIODS_KEPT ||
-           now_ns - w.period_ns >= (int64_t)(w.ring_window_ns / PERIODS_KEPT);
+    unlock(&tracer.lock);
 }
 
 /* What the recorder remembers without gaps, and with names: from the first whole period on. */
 static uint64_t ring_begin(void)
 {
     uint64_t begin = window_begin(), found = UINT64_MAX;
-    uint32_t n = w.nperiods < PERIODS ? w.nperiods : PERIODS;
+    lock(&tracer.lock);
+    uint32_t n = tracer.periods.n < PERIODS ? tracer.periods.n : PERIODS;
     for (uint32_t i = 0; w.ring_from > 0 && i < n; i++) {
-        uint64_t start = w.period_starts[i];
+        uint64_t start = tracer.periods.starts[i];
         found = start >= w.ring_from && start < found ? start : found;
     }
+    unlock(&tracer.lock);
     found = found != UINT64_MAX ? found : w.ring_from;
     return begin > found && begin > w.begun.ticks ? begin : found;
 }
@@ -385,8 +373,8 @@ static void *writer(void *Py_UNUSED(arg))
                 put_clock(&w.file, clock_now());
             }
         }
-        if (w.ring_on && period_is_over(now)) {
-            next_period(now);
+        if (w.ring_on) {
+            end_old_period(now);
         }
         pthread_mutex_unlock(&w.mutex);
     }
@@ -528,6 +516,16 @@ static PyObject *core_trace_stop(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
                          done.error);
 }
 
+static void set_periods(size_t max_bytes)
+{
+    lock(&tracer.lock);
+    tracer.periods.n = 0;
+    tracer.periods.bytes = 0;
+    tracer.periods.max_bytes = max_bytes;
+    tracer.periods.begun_ns = nanotime();
+    unlock(&tracer.lock);
+}
+
 /* trace_ring_start(window_ns, bytes) */
 static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
 {
@@ -544,9 +542,7 @@ static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
     w.ring_window_ns = window;
     w.ring_max = (size_t)bytes;
     w.ring_from = recording ? trace_ticks() : 0;
-    w.nperiods = 0;
-    w.period_bytes = 0;
-    w.period_ns = nanotime();
+    set_periods((size_t)bytes / PERIODS_KEPT);
     w.ring_on = true;
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS
@@ -567,6 +563,7 @@ static PyObject *core_trace_ring_stop(PyObject *Py_UNUSED(mod), PyObject *Py_UNU
     pthread_mutex_lock(&w.mutex);
     drain(false);
     w.ring_on = false;
+    set_periods(0);
     bufs_free(w.ring);
     w.ring = NULL;
     w.ring_tail = &w.ring;

@@ -31,6 +31,18 @@ class Seen(NamedTuple):
     site: bytes
 
 
+class Group:
+    """Goroutines that look the same."""
+
+    __slots__ = ("count", "ids", "longest", "parents")
+
+    def __init__(self, first: Seen) -> None:
+        self.count = 0
+        self.ids: list[int] = []
+        self.parents: set[int] = set()
+        self.longest = first
+
+
 class Dump:
     """One dump. Many goroutines stand in the same place: the text of that is made once."""
 
@@ -40,54 +52,82 @@ class Dump:
         self.sites: dict[bytes, tuple[str, str]] = {}
         self.checked: set[str] = set()
 
-    def look(
+    def blocks(
         self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int] = frozenset()
-    ) -> list[Seen]:
-        """Look at each; those that run, or are parked in the middle of plain code, all at once."""
+    ) -> list[str]:
+        """A text for each."""
+        texts: list[str] = []
+        on_threads: list[tuple[int, Seen]] = []
+        for s in self._look(goroutines, leaked):
+            if s.on_thread is None:
+                on_threads.append((len(texts), s))
+            texts.append(self._block(s))
+        for i, s in self._look_at_threads(on_threads):
+            texts[i] = self._block(s)
+        return texts
+
+    def groups(
+        self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int] = frozenset()
+    ) -> list[str]:
+        """Those that do the same in the same place once, the largest group first."""
+        alike: dict[tuple[object, ...], Group] = {}
+        on_threads: list[tuple[int, Seen]] = []
+        for s in self._look(goroutines, leaked):
+            if s.on_thread is None:
+                on_threads.append((0, s))
+            else:
+                self._add_to_group(alike, s)
+        for _, s in self._look_at_threads(on_threads):
+            self._add_to_group(alike, s)
+        groups = sorted(alike.values(), key=lambda group: group.count, reverse=True)
+        return [self._group(group) for group in groups]
+
+    def _look(self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int]) -> Iterator[Seen]:
+        # Nothing that the collector counts is kept for each: of so many it would start again and
+        # again, and stop the program for longer than the dump does.
         now = time.monotonic()
-        seen: list[Seen] = []
-        on_threads: list[int] = []
         for g in goroutines:
             state, reason, since, locked, stack, on, site = _core.look(g, self.known)
-            minutes = max(int(now - since), 0) // 60 if since else 0
-            if on:
-                on_threads.append(len(seen))
-            elif state == "dead":
+            if state == "dead" and not on:
                 continue
+            minutes = max(int(now - since), 0) // 60 if since else 0
             thread = None if on else b""
-            seen.append(
-                Seen(
-                    *(g.id, g.parent_id, g.name, reason or state, minutes, locked, g.id in leaked),
-                    *(stack, thread, site),
-                )
+            yield Seen(
+                *(g.id, g.parent_id, g.name, reason or state, minutes, locked, g.id in leaked),
+                *(stack, thread, site),
             )
-        if on_threads:
-            threads = _core.look_at_threads(self.known)
-            for i in on_threads:
-                seen[i] = seen[i]._replace(on_thread=threads.get(seen[i].id))
-        return seen
 
-    def block(self, s: Seen) -> str:
+    def _look_at_threads(self, seen: list[tuple[int, Seen]]) -> Iterator[tuple[int, Seen]]:
+        """Those that run, or are parked in the middle of plain code: all at once."""
+        threads = _core.look_at_threads(self.known) if seen else {}
+        for i, s in seen:
+            yield i, s._replace(on_thread=threads.get(s.id))
+
+    def _add_to_group(self, alike: dict[tuple[object, ...], Group], s: Seen) -> None:
+        outer = s.on_thread and self._stack(s.on_thread)
+        # Not the keys: the same line may be reached by several instructions.
+        key = (s.status, s.locked, s.leaked, self._stack(s.stack), outer, self._site(s.site))
+        group = alike.get(key)
+        if group is None:
+            group = alike[key] = Group(s)
+        group.count += 1
+        if len(group.ids) < IDS:
+            group.ids.append(s.id)
+        if s.minutes > group.longest.minutes:
+            group.longest = s
+        group.parents.add(s.parent_id)
+
+    def _group(self, group: Group) -> str:
+        s = group.longest
+        if group.count == 1:
+            return self._block(s)
+        ids = ", ".join(map(str, group.ids)) + ", ..." * (group.count > IDS)
+        body = self._body(s, group.parents.pop() if len(group.parents) == 1 else 0)
+        return f"{group.count} goroutines [{self._status(s)}]: {ids}\n{body}"
+
+    def _block(self, s: Seen) -> str:
         """All about one, as Go writes it."""
         return f"goroutine {s.id} [{self._status(s)}]:\n{self._body(s, s.parent_id)}"
-
-    def groups(self, seen: list[Seen]) -> Iterator[str]:
-        """Those that do the same in the same place once, the largest group first."""
-        alike: dict[tuple[object, ...], list[Seen]] = {}
-        for s in seen:
-            outer = s.on_thread and self._stack(s.on_thread)
-            # Not the keys: the same line may be reached by several instructions.
-            key = (s.status, s.locked, s.leaked, self._stack(s.stack), outer, self._site(s.site))
-            alike.setdefault(key, []).append(s)
-        for group in sorted(alike.values(), key=len, reverse=True):
-            longest = max(group, key=lambda s: s.minutes)
-            if len(group) == 1:
-                yield self.block(longest)
-                continue
-            ids = ", ".join(str(s.id) for s in group[:IDS]) + ", ..." * (len(group) > IDS)
-            parents = {s.parent_id for s in group}
-            body = self._body(longest, parents.pop() if len(parents) == 1 else 0)
-            yield f"{len(group)} goroutines [{self._status(longest)}]: {ids}\n{body}"
 
     def _status(self, s: Seen) -> str:
         return (
@@ -141,9 +181,3 @@ class Dump:
                 site = code.co_qualname, f"{code.co_filename}:{line}"
             self.sites[key] = site
         return site
-
-
-def blocks(goroutines: Iterable[_core.Goroutine[Any]]) -> list[str]:
-    """A text for each."""
-    dump = Dump()
-    return [dump.block(s) for s in dump.look(goroutines)]

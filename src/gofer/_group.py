@@ -23,9 +23,10 @@ class Group:
     cancels the others; all failures are raised as an ExceptionGroup. `limit` bounds how many run at
     once. With `collapse`, a single failure is raised as it is.
 
-    >>> async with Group(limit=10) as g:
-    ...     for url in urls:
-    ...         g.go(fetch, url)
+    >>> async with Group(limit=10) as group:
+    ...     pages = [group.go(fetch, url) for url in urls]
+    >>> [await page for page in pages]
+    ['a page', 'a page']
     """
 
     def __init__(self, limit: int | None = None, *, collapse: bool = False) -> None:
@@ -45,7 +46,7 @@ class Group:
     def context(self) -> context.Context:
         """The context of its goroutines.
 
-        >>> g.context.err()
+        >>> group.context.err()
         """
         if self._context is None:
             raise RuntimeError("a Group has no context before its block: async with Group() as g")
@@ -54,7 +55,7 @@ class Group:
     def cancel(self, cause: object = None) -> None:
         """Cancel all its goroutines, and the block. No failure: the block ends quietly.
 
-        >>> g.cancel("enough")
+        >>> group.cancel("enough")
         """
         self.context.cancel(cause)
 
@@ -79,7 +80,7 @@ class Group:
     ) -> _core.Goroutine[Any]:
         """Start a goroutine, plain or async, of this group.
 
-        >>> page = g.go(fetch, url)
+        >>> page = group.go(fetch, url)
         """
         if self._state != "open":
             raise RuntimeError(f"Group.go() outside its block: this group is {self._state}")

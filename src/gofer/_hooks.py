@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from gofer import _asyncgen, _core, _dump, signals
+from gofer import _asyncgen, _core, _dump, _watched, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
@@ -184,7 +184,7 @@ def frame_and_awaited(awaitable: Any) -> tuple[types.FrameType | None, Any]:
 def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
     """The message of a Deadlock."""
     goroutines.sort(key=lambda g: g.id)
-    parts = ["all goroutines are asleep - deadlock!", *_dump.blocks(goroutines[:MAX_TOLD])]
+    parts = ["all goroutines are asleep - deadlock!", *_dump.Dump().blocks(goroutines[:MAX_TOLD])]
     if len(goroutines) > MAX_TOLD:
         parts.append(f"... and {len(goroutines) - MAX_TOLD} more goroutines")
     return "\n\n".join(parts)
@@ -193,7 +193,7 @@ def deadlock_text(goroutines: list[_core.Goroutine[Any]]) -> str:
 def quit_dump() -> None:
     """For SIGQUIT, on a thread of its own; the process ends afterwards."""
     texts = ["SIGQUIT: quit"]
-    texts += _dump.blocks(sorted(_core.goroutines(), key=lambda g: g.id))
+    texts += _dump.Dump().blocks(sorted(_core.goroutines(), key=lambda g: g.id))
     data = "\n\n".join(texts).encode(errors="backslashreplace") + b"\n"
     while data:  # not to sys.stderr: somebody may hold its lock for ever
         data = data[os.write(2, data) :]
@@ -236,9 +236,9 @@ def foreign_threads(main_ident: int) -> bool:
         return True
     # First, because a look at their frames would let locals of other threads live longer than their
     # functions, and the collector free them in another order than Python would have.
-    if _thread._count() > 0:
+    if _thread._count() > len(_watched.service_threads):
         return True
-    ours = {main_ident, threading.get_ident()} | _core.m_idents()
+    ours = {main_ident, threading.get_ident()} | _core.m_idents() | _watched.service_threads
     if not sys._current_frames().keys() <= ours:
         return True
     return _core.futures_waiting() > 0 and _native_threads()
@@ -247,7 +247,8 @@ def foreign_threads(main_ident: int) -> bool:
 def _native_threads() -> bool:
     """Whether this process has threads that are neither ours nor, at the moment, Python's."""
     counters = _core.counters()
-    return len(os.listdir("/proc/self/task")) > counters["threads"] + counters["helper_threads"]
+    ours = counters["threads"] + counters["helper_threads"] + len(_watched.service_threads)
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

@@ -10,7 +10,18 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, _numa, signals, trace
+from gofer import (
+    _asyncgen,
+    _cgroup,
+    _core,
+    _debug,
+    _future,
+    _hooks,
+    _numa,
+    _watched,
+    signals,
+    trace,
+)
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -22,6 +33,7 @@ MAX_THREADS = 2**31 - 1
 _core.configure(_hooks)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
+procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run
 _nodes_known = False
 
 
@@ -176,10 +188,11 @@ def run(
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
-    coro = _as_coroutine(main, args)
     _find_nodes()
     debug = _debug.options()
     _core.set_affinity(bool(debug.get("affinity") if affinity is None else affinity))
+    _watched.run_begins(debug)
+    coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
@@ -242,6 +255,7 @@ class lock_os_thread:  # used as a function, and with `with`
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
 
+    >>> lock = gofer.lock_os_thread()
     >>> gofer.unlock_os_thread()
     """
     _core.unlock_os_thread()
@@ -274,7 +288,10 @@ def goexit() -> NoReturn:
     Others go on. If main does it, they run to their end, and then run() raises Deadlock, as no
     goroutine is left that could end the program.
 
-    >>> gofer.goexit()
+    >>> async def worker(job):
+    ...     if job is None:
+    ...         gofer.goexit()
+    >>> gofer.go(worker, None)
     """
     current()
     raise GoExit
@@ -283,8 +300,7 @@ def goexit() -> NoReturn:
 def num_cpu() -> int:
     """The CPUs this process was allowed to use when it started.
 
-    >>> gofer.num_cpu()
-    8
+    >>> limit = 2 * gofer.num_cpu()
     """
     return _num_cpu
 
@@ -296,15 +312,18 @@ def gomaxprocs(n: int = 0) -> int:
     The default is the environment's GOMAXPROCS, else the CPUs allowed by affinity and cgroup quota,
     followed while running; 1 with the GIL.
 
-    >>> gofer.gomaxprocs(4)
-    1
+    >>> before = gofer.gomaxprocs(4)
     >>> gofer.gomaxprocs()
     4
     """
     global _wanted_procs
     _check_int(n, "gomaxprocs", 0, MAX_PROCS)
     if _core.running():
-        return _core.gomaxprocs(n)
+        procs = _core.gomaxprocs(n)
+        if n not in (0, procs):
+            for changed in list(procs_watchers):
+                changed()
+        return procs
     before = _wanted_procs or _environment_procs() or _default_procs()
     _wanted_procs = n or _wanted_procs
     return before
@@ -315,7 +334,8 @@ def set_max_threads(n: int) -> int:
 
     A program that needs more ends: run() raises RuntimeError.
 
-    >>> gofer.set_max_threads(100)
-    10000
+    >>> before = gofer.set_max_threads(100)
+    >>> gofer.set_max_threads(before)
+    100
     """
     return _core.set_max_threads(_check_int(n, "the limit", 1, MAX_THREADS))

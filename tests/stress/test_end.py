@@ -205,3 +205,22 @@ def test_threads_that_call_go_while_runs_end_and_begin(how: str, procs: int) -> 
                 stop = True
     finally:
         sys.setswitchinterval(interval)
+
+
+def test_who_is_dead_is_not_counted_any_more(procs: int) -> None:
+    """Seen by looking, without waiting for it."""
+
+    async def nothing() -> None:
+        pass
+
+    async def main() -> None:
+        for _ in rounds():
+            g = gofer.go(nothing)
+            for _ in range(1000):
+                if g.done():
+                    break
+            else:
+                await g
+            assert gofer.num_goroutine() == 1
+
+    gofer.run(main, procs=procs)

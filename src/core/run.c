@@ -222,8 +222,8 @@ bool user_leave(M *m)
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
             take_back(m);
-            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
-             * it was gone: then it must not. */
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while it was
+             * gone: then it must not. */
             atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }

@@ -48,9 +48,9 @@ def _find_nodes() -> None:
     _nodes_known = _nodes_known or _core.set_nodes(_numa.nodes(), None)
 
 
-def _wants_affinity(affinity: bool | None) -> bool:
+def _wants_affinity(affinity: bool | None, debug: dict[str, int]) -> bool:
     if affinity is None:
-        return _debug.options().get("affinity") == "1"
+        return bool(debug.get("affinity"))
     if not isinstance(affinity, bool):
         raise TypeError(f"affinity must be a bool, not {affinity!r}")
     return affinity
@@ -187,13 +187,13 @@ def run(
     """
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
-    pinned = _wants_affinity(affinity)
+    debug = _debug.options()
+    pinned = _wants_affinity(affinity, debug)
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     _find_nodes()
     _core.set_affinity(pinned)
-    debug = _debug.options()
     _watched.run_begins(debug)
     coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))

@@ -366,7 +366,7 @@ def test_memory_stays_flat_over_many_leaks() -> None:
     gofer.run(main, procs=1)
 
 
-# --- runtime.leaks(): the same, on demand, and nothing is ended ------------------------------------
+# --- runtime.leaks(): the same, on demand, and nothing is ended -----------------------------------
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def no_collector() -> Iterator[None]:
 
 
 async def leaked(*names: str) -> None:
-    """Wait until leaks() gives goroutines of these names. An M may hold one that has just parked."""
+    """Wait until leaks() gives goroutines of these names: they may not be parked yet."""
 
     def found() -> bool:
         seen.append(sorted(g.name for g in runtime.leaks()))

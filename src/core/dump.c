@@ -214,40 +214,7 @@ static void walk_own(Places *s, M *m, G *g)
     walk_thread(s, frame, g->coro);
 }
 
-typedef struct {
-    uint64_t *ids;
-    Places *stacks;
-    size_t n, cap;
-} OnThreads;
-
-/* All goroutines that are on a thread. Nobody moves: see the top of this file. */
-static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
-{
-    OnThreads *found = arg;
-    lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
-        if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
-            found->n < found->cap) {
-            found->ids[found->n] = m->curg->id;
-            walk_thread(&found->stacks[found->n++], PyThreadState_GetFrame(m->ts), m->curg->coro);
-        }
-    }
-    unlock(&sched.lock);
-    return 0; /* that was all: visit no object */
-}
-
-static bool on_threads_alloc(OnThreads *found)
-{
-    lock(&sched.lock);
-    found->cap = (size_t)sched.nm + 16; /* more may come: they are missed */
-    unlock(&sched.lock);
-    found->ids = PyMem_RawCalloc(found->cap, sizeof *found->ids);
-    found->stacks = PyMem_RawCalloc(found->cap, sizeof *found->stacks);
-    return found->ids != NULL && found->stacks != NULL;
-}
-
-#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
-#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+/* ---- would it be quick to stop the world of CPython? ---- */
 
 #if HAVE_GIL
 
@@ -257,6 +224,9 @@ static bool all_in_bytecode(void)
 }
 
 #else
+
+#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
 
 /* Ask those in the list, or look whether they are still to come. */
 static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
@@ -297,6 +267,40 @@ static bool all_in_bytecode(void)
 }
 
 #endif
+
+/* ---- all that are on threads ---- */
+
+typedef struct {
+    uint64_t *ids;
+    Places *stacks;
+    size_t n, cap;
+} OnThreads;
+
+/* All goroutines that are on a thread. Nobody moves: see the top of this file. */
+static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
+{
+    OnThreads *found = arg;
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
+            found->n < found->cap) {
+            found->ids[found->n] = m->curg->id;
+            walk_thread(&found->stacks[found->n++], PyThreadState_GetFrame(m->ts), m->curg->coro);
+        }
+    }
+    unlock(&sched.lock);
+    return 0; /* that was all: visit no object */
+}
+
+static bool on_threads_alloc(OnThreads *found)
+{
+    lock(&sched.lock);
+    found->cap = (size_t)sched.nm + 16; /* more may come: they are missed */
+    unlock(&sched.lock);
+    found->ids = PyMem_RawCalloc(found->cap, sizeof *found->ids);
+    found->stacks = PyMem_RawCalloc(found->cap, sizeof *found->stacks);
+    return found->ids != NULL && found->stacks != NULL;
+}
 
 /* look_at_threads(known) -> {id: key of its stack} for goroutines that are on a thread. Empty if one of them is in a
  * long call of C code. */

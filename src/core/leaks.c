@@ -93,7 +93,7 @@ static int note_reference(PyObject *to, void *arg)
 static void note_drops(Notes *notes)
 {
     lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
         for (size_t i = 0; i < m->drops.n; i++) {
             if (!(m->drops.items[i] & 1)) { /* else a timer is due */
                 note_reference((PyObject *)m->drops.items[i], notes);

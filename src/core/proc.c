@@ -592,10 +592,8 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
-        if (!m->polls && netpoll_on()) { /* nor did whoever has just made the poller */
-            lock(&sched.lock);
-            m->polls = m->on_idle_list; /* else we have been woken, and by a note only */
-            unlock(&sched.lock);
+        if (unlikely(!m->polls && netpoll_on())) {
+            until = 0; /* somebody needs the poller just now, and may not have seen us either */
         }
     }
     if (dead && until == TIME_NEVER) {
@@ -840,7 +838,7 @@ void park_wired(M *m, G *g)
         if (!yields) {
             trace_requeue(g);
         }
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -1000,7 +998,7 @@ static void *m_main(void *arg)
 
 static void ready_put(M *m, G *g, bool next)
 {
-    g_stamp_ready(m, g);
+    g_stamp_ready(m, g, next);
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
     }
@@ -1236,7 +1234,7 @@ static void park_or_requeue(M *m, G *g)
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (yields) {
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);

@@ -327,9 +327,9 @@ struct M {
     int16_t node;               /* sched.lock: of the P that it got last */
     _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
-    pid_t tid;                /* pin_lock to clear: its thread has ended */
-    uint8_t nready;             /* goroutines made runnable: see g_stamp_ready */
-    uint64_t id_next, id_end;   /* block of goroutine ids */
+    pid_t tid;                   /* pin_lock to clear: its thread has ended */
+    uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
+    uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -357,12 +357,13 @@ struct M {
     pthread_t thread;
     clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
-        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
-    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when dump.c, preempt.c looked */
+        seen_cpu_ns;      /* without a P: when somebody looked at its clock, see in_syscall() */
+    int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
 #endif
-    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
+    int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
+    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -1024,13 +1025,13 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
+int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when to look again */
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
-int64_t hurry(M *m);           /* by an M that is idle: see there. Returns when to look again */
-bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
-void main_ended(GEnd end);    /* P in P_USER, as for all below */
-void some_g_ended(void);      /* while sched.counting */
-void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
+int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
+void main_ended(GEnd end);        /* P in P_USER, as for all below */
+void some_g_ended(void);          /* while sched.counting */
+void run_fail(PyObject *exc);     /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
@@ -1059,17 +1060,18 @@ static inline M *m_after(M *m)
 #ifdef Py_GIL_DISABLED
 extern PyTypeObject interrupt_type;
 #endif
-void interrupt_ready(M *m);   /* its own: it can be interrupted from now on */
-void interrupt_end_m(M *m);   /* its own: it ends */
-bool interrupt_waits(M *m);   /* it has been interrupted, and has not noticed yet */
-bool interrupt_wanted(void);  /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
+void interrupt_ready(M *m); /* its own: it can be interrupted from now on */
+void interrupt_end_m(M *m); /* its own: it ends */
+bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
+bool interrupt_wanted(
+    void); /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
 bool interrupt_lingers(void); /* there is something to clear */
 void interrupt_clear(void);   /* nobody is wanted any more */
 void interrupt_stop(void);    /* the run ends */
 
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
-void hist_count(Histogram h, int64_t ns);
+void hist_count(Histogram h, int64_t ns, int n);
 void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it became runnable */
 extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
 extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
@@ -1077,15 +1079,26 @@ bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a cal
 int p_status(P *p);   /* Go's numbers: 0 idle, 1 running, 2 in a call that blocks, 3 stopped */
 extern PyMethodDef stats_methods[];
 
-/* How long goroutines are runnable before they run is measured for one in so many: two looks at the clock
- * cost as much as a switch of goroutines may. In units of 64 ns, which is as fine as the histogram; 0: not this one. */
-enum { SAMPLE = 8, STAMP_SHIFT = 6 };
+/* How long goroutines are runnable before they run is measured for one in eight: two looks at the clock cost as much
+ * as a switch of goroutines does. Of those that run next, which is where switches are quickest, it is one in
+ * sixty-four, which counts for eight. The stamp is in units of 16 ns, with these marks; 0: not this one. */
+enum { SAMPLE = 8, STAMP_SHIFT = 4, STAMP_IS = 1, STAMP_COUNTS_MORE = 2, STAMP_MARKS = 3 };
 
-static inline void g_stamp_ready(M *m, G *g)
+static inline uint32_t stamp_now(void)
+{
+    return (uint32_t)(nanotime() >> STAMP_SHIFT) & ~(uint32_t)STAMP_MARKS;
+}
+
+static inline void g_stamp_ready(M *m, G *g, bool next)
 {
     uint32_t stamp = 0;
-    if (m != NULL && unlikely(++m->nready % SAMPLE == 0)) {
-        stamp = (uint32_t)(nanotime() >> STAMP_SHIFT) | 1;
+    if (likely(m != NULL)) {
+        if (next && unlikely(++m->nready_next % (SAMPLE * SAMPLE) == 0)) {
+            stamp = stamp_now() | STAMP_IS | STAMP_COUNTS_MORE;
+        }
+        else if (!next && unlikely(++m->nready % SAMPLE == 0)) {
+            stamp = stamp_now() | STAMP_IS;
+        }
     }
     atomic_store_explicit(&g->stamp, stamp, memory_order_relaxed);
 }
@@ -1150,9 +1163,9 @@ int preempt_threads(void);
 bool preempt_is_wanted(M *m);
 bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
-bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
-bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
-
+bool preempt_claim(
+    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_park(M *m);                /* ... sleep until its turn. False: an exception is set */
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 

@@ -124,8 +124,7 @@ static MLook *look_at_ms(int *n)
         MLook *all = PyMem_RawCalloc((size_t)cap, sizeof *all);
         lock(&sched.lock);
         if (all == NULL || sched.nm < cap) {
-            for (M *m = sched.m0; all != NULL && m != NULL && *n < cap;
-                 m = m == sched.m0 ? sched.allm : m->all_next) {
+            for (M *m = NULL; all != NULL && *n < cap && (m = m_after(m)) != NULL;) {
                 MLook *l = &all[(*n)++];
                 P *p = p_of(m);
                 l->m = m;

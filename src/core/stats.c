@@ -26,17 +26,16 @@ static int hist_index(int64_t ns)
     return 1 + (power << HIST_SUB_BITS) + quarter;
 }
 
-void hist_count(Histogram h, int64_t ns)
+void hist_count(Histogram h, int64_t ns, int n)
 {
-    count_add(&h[hist_index(ns)], 1);
+    count_add(&h[hist_index(ns)], n);
 }
 
 void latency_count(M *m, G *g)
 {
     uint32_t stamp = atomic_load_explicit(&g->stamp, memory_order_relaxed);
-    /* Each is good to a unit: one that ran at once may seem to have run before. */
-    int32_t units = (int32_t)((uint32_t)(nanotime() >> STAMP_SHIFT) - stamp);
-    hist_count(m->p->latency, units > 0 ? (int64_t)units << STAMP_SHIFT : 0);
+    int64_t units = (uint32_t)(stamp_now() - (stamp & ~(uint32_t)STAMP_MARKS));
+    hist_count(m->p->latency, units << STAMP_SHIFT, stamp & STAMP_COUNTS_MORE ? SAMPLE : 1);
 }
 
 static PyObject *hist_tuple(const int64_t counts[HIST_SIZE])
@@ -120,7 +119,7 @@ static SchedLook look_at_sched(void)
         look.stopped = atomic_load(&preempt_stopped);
         look.idle_ps = atomic_load(&sched.npidle);
         look.global_queue = atomic_load(&sched.runq_size);
-        for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+        for (M *m = NULL; (m = m_after(m)) != NULL;) {
             look.created += atomic_load(&m->gbegun);
             look_at_m(m, &look);
         }
@@ -155,7 +154,7 @@ static uint64_t running_on(uint64_t m_id)
 {
     uint64_t g = 0;
     lock(&sched.lock);
-    for (M *m = sched.m0; m_id != 0 && m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; m_id != 0 && (m = m_after(m)) != NULL;) {
         if ((uint64_t)m->id == m_id && __atomic_load_n(&m->curg, __ATOMIC_RELAXED) != NULL) {
             g = atomic_load_explicit(&m->curg_id, memory_order_relaxed);
         }

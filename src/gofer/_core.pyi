@@ -258,7 +258,12 @@ class PacketConn(Descriptor):
 
 def growing_chan() -> Chan[Any]: ...
 def pool_worker(
-    jobs: Chan[Any], results: Chan[Any], handler: Callable[..., Any], type: type, /
+    jobs: Chan[Any],
+    results: Chan[Any],
+    handler: Callable[..., Any],
+    is_value: Callable[[object], bool] | None,
+    type: type,
+    /,
 ) -> _PoolWorker: ...
 def wait_readable(fd: int | HasFileno, /) -> Operation[None]: ...
 def wait_writable(fd: int | HasFileno, /) -> Operation[None]: ...

@@ -422,7 +422,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="everything for a moment only")
     parser.add_argument("--plain", action="store_true", help="plain text, also in a terminal")
-    options = parser.parse_args(argv)
+    options = parser.parse_args(argv or [])
     live = sys.stdout.isatty() and not options.plain
     screen = Screen(sys.stdout, live, pause=0 if options.quick else 2.5 if live else 0.2)
     try:
@@ -434,4 +434,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

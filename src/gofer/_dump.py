@@ -82,9 +82,7 @@ class Dump:
         groups = sorted(alike.values(), key=lambda group: group.count, reverse=True)
         return [self._group(group) for group in groups]
 
-    def _look(
-        self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int]
-    ) -> Iterator[Seen]:
+    def _look(self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int]) -> Iterator[Seen]:
         # Nothing that the collector counts is kept for each: of so many it would start again and
         # again, and stop the program for longer than the dump does.
         now = time.monotonic()

@@ -179,7 +179,7 @@ class Stats:
     switches: int
     """Goroutines resumed."""
     latencies: Histogram
-    """How long goroutines were runnable before they ran; one in eight is measured."""
+    """How long goroutines were runnable before they ran, of one in eight."""
 
 
 def stats() -> Stats:

@@ -41,6 +41,8 @@ SOURCES := meson.build meson.options pyproject.toml \
 		-o -name '*.pyi' -o -name '*.html' -o -name '*.css' -o -name '*.js' -o -name py.typed -o -name meson.build \) -print)
 
 # Asserts are compiled into every flavour but the plain one.
+# So that one compilation serves the linter and the documentation.
+SETUP_lint := -Dwerror=true
 SETUP_tiny := -Dtiny=true -Db_ndebug=false
 SETUP_asan := -Dbuildtype=debugoptimized -Db_sanitize=address,undefined -Db_lundef=false
 SETUP_tsan := -Dbuildtype=debugoptimized -Db_sanitize=thread -Db_lundef=false
@@ -73,7 +75,7 @@ FORCE:
 
 .PHONY: demo
 demo: $(VENV)/.installed ## see it work
-	$(PY) examples/demo.py $(ARGS)
+	$(PY) -m gofer demo $(ARGS)
 
 PYTEST = $(RUNNER) GOFER_STRESS_ROUNDS=$(ROUNDS) $(PY) -m pytest $(ARGS)
 
@@ -107,8 +109,12 @@ tsan: ## run the stress tests under ThreadSanitizer, on a CPython that is built 
 		PYTHON=$$(tools/python314t --tsan) sanitized
 
 .PHONY: lint
-lint: ## ruff, mypy, clang-format, and a compilation that takes warnings for errors
-	@$(MAKE) FLAVOUR=lint linted
+lint: ## ruff, mypy, clang-format, a compilation that takes warnings for errors, the docs
+	@$(MAKE) FLAVOUR=lint linted documented
+
+.PHONY: docs
+docs: ## build the documentation into build/docs; warnings and broken links are errors
+	@$(MAKE) FLAVOUR=lint documented
 
 .PHONY: format
 format: ## let ruff and clang-format rewrite the sources
@@ -161,14 +167,17 @@ sanitized: $(VENV)/.installed $(VENV)/.group-test
 C_FILES = $(wildcard src/core/*.[ch])
 
 .PHONY: linted
-linted: $(VENV)/.group-build $(VENV)/.group-lint
+linted: $(VENV)/.group-lint $(VENV)/.installed
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy --strict
 	$(VENV)/bin/clang-format --dry-run -Werror $(C_FILES)
-	@$(IN_VENV) meson setup --reconfigure -Dwerror=true $(VENV)/werror >$(VENV)/werror.log || \
-		{ cat $(VENV)/werror.log; exit 1; }
-	$(IN_VENV) ninja -C $(VENV)/werror --quiet
+
+# The reference is made from the docstrings of the installed package.
+.PHONY: documented
+documented: $(VENV)/.group-docs $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	$(PY) tools/docs/check.py build/docs
 
 .PHONY: formatted
 formatted: $(VENV)/.group-lint

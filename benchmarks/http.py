@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks import _load
 from benchmarks._model import CPU_PER_OP, Bar, Case, Job, Workload, peer, with_procs
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parent.parent / "examples" / "servers"
 
 
 def gofer_http(job: Job) -> None:
@@ -26,8 +26,7 @@ def gofer_http(job: Job) -> None:
     async def main() -> None:
         async with net.listen("127.0.0.1", 0) as listener:
             _load.start(job, listener.addr[1], http=1)
-            async for conn in listener:
-                gofer.go(example.serve, conn, example.hello)
+            await example.Server(example.hello).accept(listener)
 
     gofer.run(main, procs=job.procs)
 
@@ -70,14 +69,14 @@ WORKLOAD = Workload(
     ops=lambda size: size["requests"],
     load="echo",
     cases=(
-        *with_procs(Case("gofer", "examples/http_server.py", gofer_http), 1, 2),
+        *with_procs(Case("gofer", "http_server.py", gofer_http), 1, 2),
         Case("uvloop", "uvicorn", uvicorn_asgi),
     ),
     bars=tuple(
         Bar(
             "at most uvicorn's",
             build,
-            "gofer-p1/examples/http_server.py",
+            "gofer-p1/http_server.py",
             ("uvloop/uvicorn",),
             at_most=1,
         )

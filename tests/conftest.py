@@ -99,6 +99,7 @@ def nothing_is_left() -> Iterator[None]:
     files = open_files()
     hooks = sys.get_asyncgen_hooks()
     handler = signal.getsignal(signal.SIGINT)
+    cpus = os.sched_getaffinity(0)
     before = left.copy()
     yield
     left.update(alive())
@@ -107,5 +108,6 @@ def nothing_is_left() -> Iterator[None]:
     assert sys.get_asyncgen_hooks() == hooks
     assert signal.getsignal(signal.SIGINT) is handler
     assert signal.set_wakeup_fd(-1) == -1
+    assert os.sched_getaffinity(0) == cpus
     assert open_files() == files
     assert gofer.gomaxprocs() == procs

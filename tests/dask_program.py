@@ -17,6 +17,7 @@ from distributed import Client, KilledWorker, LocalCluster
 import gofer
 from gofer import offload
 from tests import offload_work as work
+from tests import pool_work
 from tests.future_support import cancelled
 from tests.support import parked, until, wait_for
 
@@ -75,6 +76,23 @@ async def dead_worker(client: Client) -> None:
     assert await offload(client.get_executor(), work.add, 1, 2) == 3
 
 
+async def worker_pool(client: Client) -> None:
+    """The same code as with processes. A worker that dies takes along what it had, not the pool."""
+    fates = ["", "raise", "exit", *[""] * 5]
+    executor = client.get_executor()
+    async with gofer.WorkerPool(4, pool_work.chaos, executor=executor) as pool:
+        for job in enumerate(fates):
+            await pool.submit(job)
+        first = [await pool.results.recv() for _ in fates]
+        await pool.submit((100, ""))
+    assert sorted(r.job for r in first) == list(enumerate(fates))
+    for (n, fate), value, error, _ in first:
+        if not isinstance(error, KilledWorker):
+            assert (value, error) == (n, None) or (fate, type(error)) == ("raise", LookupError)
+        assert fate != "exit" or isinstance(error, KilledWorker)
+    assert (await pool.results.recv()).value == 100
+
+
 async def advice(client: Any) -> None:
     with pytest.raises(TypeError, match=r"use its get_executor\(\)"):
         offload(client, work.add, 1, 2)
@@ -100,8 +118,9 @@ def main() -> None:
             while tasks(client):
                 time.sleep(0.01)
             print(check.__name__, flush=True)
-        gofer.run(dead_worker, client)
-        print(dead_worker.__name__, flush=True)
+        for check in (dead_worker, worker_pool):
+            gofer.run(check, client)
+            print(check.__name__, flush=True)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,11 @@ def spin(seconds: float) -> int:
     return rounds
 
 
+def busy() -> bool:
+    """Whether others are at work on this machine, so that nothing can be said about times."""
+    return os.getloadavg()[0] > len(os.sched_getaffinity(0)) + 1
+
+
 def here(offset: int = 0) -> str:
     """`file:line` of the caller, `offset` lines further: what created_at says of a go() there."""
     frame = sys._getframe(1)
@@ -148,6 +153,7 @@ def all_came_back() -> None:
     while _core.counters()["goroutines"] > 0:
         assert time.monotonic() < deadline, "a function that was left behind did not come back"
         time.sleep(0.001)
+        gc.collect()  # an exception may hold the frame that holds it
 
 
 # --- Programs ------------------------------------------------------------------------------------
@@ -178,6 +184,7 @@ class Program:
         env: dict[str, str] | None = None,
         options: tuple[str, ...] = (),
         preexec: Callable[[], None] | None = None,
+        cwd: Path | None = None,
     ) -> None:
         code = [str(source)] if isinstance(source, Path) else ["-c", textwrap.dedent(source)]
         environ = {k: v for k, v in os.environ.items() if k not in ("GOMAXPROCS", "GOFERDEBUG")}
@@ -190,6 +197,7 @@ class Program:
             text=True,
             env=environ,
             preexec_fn=preexec,
+            cwd=cwd,
         )
 
     def expect(self, line: str) -> None:
@@ -227,9 +235,11 @@ def run_program(
     env: dict[str, str] | None = None,
     options: tuple[str, ...] = (),
     preexec: Callable[[], None] | None = None,
+    cwd: Path | None = None,
 ) -> Finished:
     """Run a program to its end."""
-    return Program(source, *args, env=env, options=options, preexec=preexec).finish(timeout)
+    program = Program(source, *args, env=env, options=options, preexec=preexec, cwd=cwd)
+    return program.finish(timeout)
 
 
 # --- Stress --------------------------------------------------------------------------------------

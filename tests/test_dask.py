@@ -15,6 +15,7 @@ CHECKS = [
     "end_of_run",
     "advice",
     "dead_worker",
+    "worker_pool",
 ]
 
 pytestmark = [

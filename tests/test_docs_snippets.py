@@ -1,5 +1,11 @@
-"""Every program in the README and the documentation runs, and prints what stands below it."""
+"""Every program in the README and the documentation runs, and prints what stands below it.
 
+The ```text block right below a ```python block is what it prints, errors last; `...` in it stands
+for anything, so file names and times need not be exact. A program whose text has a traceback in it
+is expected to fail. A program without such a block prints what it likes, but no complaint.
+"""
+
+import doctest
 import importlib.util
 import re
 from pathlib import Path
@@ -10,8 +16,11 @@ import pytest
 from tests.support import SANITIZED, TESTS, run_program
 
 ROOT = TESTS.parent
-# A ```python block and, if one follows, the ```text block that says what it prints.
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^```(\w*)", re.MULTILINE)
 BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.DOTALL | re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
+TRACEBACK = "Traceback (most recent call last)"
 
 
 class Snippet(NamedTuple):
@@ -21,7 +30,7 @@ class Snippet(NamedTuple):
 
 def snippets() -> dict[str, Snippet]:
     found = {}
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for path in PAGES:
         text = path.read_text()
         for match in BLOCK.finditer(text):
             line = text.count("\n", 0, match.start()) + 1
@@ -30,7 +39,16 @@ def snippets() -> dict[str, Snippet]:
 
 
 def test_there_are_some() -> None:
-    assert len(snippets()) >= 5
+    assert len(snippets()) >= 30
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_block_says_what_it_is(page: Path) -> None:
+    """So that no program is left out because its fence is written another way."""
+    fences = FENCE.findall(page.read_text())
+    assert set(fences[::2]) <= {"python", "text", "sh"}
+    assert set(fences[1::2]) <= {""}
+    assert fences[::2].count("python") == sum(w.startswith(f"{page.name}:") for w in snippets())
 
 
 @pytest.mark.parametrize("where", snippets())
@@ -41,8 +59,36 @@ def test_runs_and_prints(where: str, tmp_path: Path) -> None:
             pytest.skip("distributed is not installed: the extra gofer[dask]")
         if SANITIZED:
             pytest.skip("Dask's own C extensions are not built for sanitizers")
+    for package in ("prometheus_client", "opentelemetry"):
+        if package in source and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed: an extra")
     program = tmp_path / "snippet.py"  # a file, since processes that are spawned import it
     program.write_text(source)
-    out = run_program(program).check()
-    if printed is not None:
-        assert out == printed
+    end = run_program(program, cwd=tmp_path)
+    if printed is None:
+        end.check()
+        return
+    got = end.stdout + end.stderr
+    checker = doctest.OutputChecker()
+    assert checker.check_output(printed, got, doctest.ELLIPSIS), f"it printed:\n{got}"
+    assert (end.returncode != 0) == (TRACEBACK in printed)
+
+
+def test_the_check_of_output_notices_a_difference() -> None:
+    checker = doctest.OutputChecker()
+    assert checker.check_output("a ...:9\n", "a /tmp/x.py:9\n", doctest.ELLIPSIS)
+    assert not checker.check_output("a ...:9\n", "a /tmp/x.py:8\n", doctest.ELLIPSIS)
+
+
+def test_the_commands_exist() -> None:
+    """What a reader is told to type: targets of the Makefile, and files."""
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    typed = 0
+    for page in PAGES:
+        for block in SHELL.findall(page.read_text()):
+            for target in re.findall(r"^make ([a-z]+)", block, re.MULTILINE):
+                typed += 1
+                assert target in targets, f"{page.name}: make {target}"
+            for path in re.findall(r"\b(?:examples|benchmarks|tools)/[\w./-]+", block):
+                assert (ROOT / path).exists(), f"{page.name}: {path}"
+    assert typed >= 3

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gofer
-from gofer import context
+from gofer import _core, context
 from tests.support import PATIENCE, give, here, parked, sleep_long, thread, until, wait_for
 
 
@@ -881,6 +881,107 @@ def test_the_limit_is_for_plain_functions_too(procs: int) -> None:
 
     gofer.run(main, procs=procs)
     assert 1 <= most[0] <= 3
+
+
+def test_plain_functions_that_wait_for_their_turn_hold_no_thread(procs: int) -> None:
+    release = threading.Event()
+    began: list[int] = []
+
+    def worker(i: int) -> int:
+        began.append(i)
+        release.wait(PATIENCE)
+        return i
+
+    async def main() -> None:
+        async with gofer.Group(limit=2) as g:
+            gs = [g.go(worker, i) for i in range(100)]
+            await until(lambda: len(began) == 2)
+            waiting = [x for i, x in enumerate(gs) if i not in began]
+            await parked(*waiting)
+            assert {x.wait_reason for x in waiting} == {"semacquire"}
+            assert _core.counters()["threads"] < 2 + 2 * procs + 5
+            release.set()
+        assert [x.result() for x in gs] == list(range(100))
+
+    gofer.run(main, procs=procs)
+
+
+def test_plain_functions_get_their_turns_in_order(procs: int) -> None:
+    order: list[int] = []
+    done: gofer.Chan[None] = gofer.Chan()
+
+    def worker(i: int) -> None:
+        order.append(i)
+        if i == 0:
+            gofer.block(done.recv_ok())
+
+    async def main() -> None:
+        async with gofer.Group(limit=1) as g:
+            for i in range(50):
+                await parked(g.go(worker, i))
+            done.close()
+
+    gofer.run(main, procs=procs)
+    assert order == list(range(50))
+
+
+def test_a_plain_function_with_a_limit_is_a_goroutine_like_any_other(procs: int) -> None:
+    def worker() -> tuple[str, int, str]:
+        me = gofer.current()
+        gofer.block(gofer.sleep(0.0001))
+        assert gofer.current() is me
+        return me.name, me.id, me.created_at
+
+    async def main() -> None:
+        async with gofer.Group(limit=1) as g:
+            x, x_site = g.go(worker), here()
+            y, y_site = g.go(worker, name="mine"), here()
+            assert y.created_at == y_site
+        assert x.result() == (worker.__qualname__, x.id, x_site)
+        assert y.result() == ("mine", y.id, y_site)
+
+    gofer.run(main, procs=procs)
+
+
+def test_plain_functions_that_are_cancelled_lose_no_permit(procs: int) -> None:
+    """Cancelled while they wait, between their permit and their first line, or later."""
+
+    def worker(i: int) -> None:
+        gofer.block(gofer.sleep(0.0001 * (i % 3)))
+
+    async def main() -> None:
+        for i in range(100):
+            async with gofer.Group(limit=2) as g:
+                gs = [g.go(worker, j) for j in range(8)]
+                for _ in range(i % 7):
+                    await gofer.gosched()
+                for j in range(i % 3, 8, 3):
+                    gs[j].cancel()
+                last = g.go(lambda: "ran")
+            assert last.result() == "ran"
+            assert all(x.done() for x in gs)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_failure_of_a_plain_function_gives_the_permit_back_and_cancels_the_rest(
+    procs: int,
+) -> None:
+    called: list[int] = []
+
+    def worker(i: int) -> None:
+        called.append(i)
+        raise ZeroDivisionError(i)
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            async with gofer.Group(limit=1) as g:
+                gs = [g.go(worker, i) for i in range(20)]
+        assert errors_of(caught.value) == [f"ZeroDivisionError({called[0]})"]
+        assert [x.cancelled() for x in gs].count(True) == 19
+
+    gofer.run(main, procs=procs)
+    assert len(called) == 1
 
 
 def test_goexit_in_a_plain_function_is_no_failure(procs: int) -> None:

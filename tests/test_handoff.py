@@ -460,7 +460,7 @@ def test_state_is_running_while_it_computes(ps: int) -> None:
         g = gofer.go(computes)
         try:
             await gofer.sleep(0.05)  # its P has been handed on, or it waits for its turn
-            if ps > 1 or sys.version_info < (3, 12):
+            if ps > 1:
                 await until(lambda: g.state == "running")
             else:  # it is stopped while we look
                 await until(lambda: g.state in ("running", "runnable"))

@@ -153,8 +153,9 @@ def test_needs_no_other_package() -> None:
     assert [requirement for requirement in needed if "extra ==" not in requirement] == []
 
 
-def test_dask_is_an_extra() -> None:
-    assert importlib.metadata.metadata("gofer").get_all("Provides-Extra") == ["dask"]
+def test_what_needs_other_packages_is_an_extra() -> None:
+    extras = importlib.metadata.metadata("gofer").get_all("Provides-Extra")
+    assert extras == ["dask", "metrics", "otel"]
 
 
 def test_importing_it_starts_no_thread_and_imports_no_framework() -> None:

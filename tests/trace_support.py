@@ -135,6 +135,19 @@ def plain(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def limited(procs: int) -> None:
+    def work(n: int) -> int:
+        gofer.block(gofer.sleep(0.0005))
+        return n
+
+    async def main() -> None:
+        async with gofer.Group(limit=2) as group:
+            gs = [group.go(work, n) for n in range(12)]
+            gs[5].cancel()
+
+    gofer.run(main, procs=procs)
+
+
 def hogs(procs: int) -> None:
     async def hog() -> None:
         spin(0.03)
@@ -271,6 +284,7 @@ PROGRAMS: list[Program] = [
     selects,
     cancelled,
     plain,
+    limited,
     hogs,
     changing_procs,
     failing,

@@ -126,10 +126,10 @@ static PyObject *word_repr(PyObject *self)
 }
 
 #define METHODS(load, store, swap, cas)                                                      \
-    {"load", load, METH_NOARGS, "load()\n--\n\nThe value.\n\n>>> n.load()"},                 \
-        {"store", store, METH_O, "store(value, /)\n--\n\nSet the value.\n\n>>> n.store(1)"}, \
+    {"load", load, METH_NOARGS, "load()\n--\n\nThe value.\n\n>>> n.load()\n1"},              \
+        {"store", store, METH_O, "store(value, /)\n--\n\nSet the value.\n\n>>> n.store(2)"}, \
         {"swap", swap, METH_O,                                                               \
-         "swap(new, /)\n--\n\nSet the value; return the old one.\n\n>>> n.swap(1)"},         \
+         "swap(new, /)\n--\n\nSet the value; return the old one.\n\n>>> n.swap(2)\n1"},      \
         {"compare_and_swap", cas, METH_VARARGS,                                              \
          "compare_and_swap(old, new, /)\n--\n\nSet it to new if it is old; say whether.\n\n" \
          ">>> n.compare_and_swap(1, 2)\nTrue"}
@@ -138,7 +138,7 @@ static PyMethodDef int_methods[] = {
     METHODS(word_load, word_store, word_swap, word_cas),
     {"add", int_add, METH_O,
      "add(delta, /)\n--\n\nAdd, and return the new value. OverflowError beyond 64 bits.\n\n>>> "
-     "n.add(1)\n1"},
+     "n.add(1)\n2"},
     {NULL},
 };
 static PyMethodDef bool_methods[] = {METHODS(word_load, word_store, word_swap, word_cas), {NULL}};
@@ -270,7 +270,7 @@ static PyTypeObject Ref_Type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_doc =
         "Ref(value=None)\n--\n\nA reference that any thread may change; compared by identity.\n\n"
-        ">>> r = Ref(config)\n>>> r.swap(new_config)",
+        ">>> r = Ref(config)\n>>> old = r.swap(new_config)",
     .tp_new = ref_new,
     .tp_dealloc = ref_dealloc,
     .tp_traverse = ref_traverse,

@@ -315,7 +315,8 @@ PyDoc_STRVAR(
     "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
     "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation "
     "is "
-    "then taken back.\n\n>>> value = block(ch.recv(), timeout=1.5)");
+    "then taken back.\n\n>>> def plain(ch):\n...     return block(ch.recv(), timeout=1.5)\n"
+    ">>> await go(plain, ch)\n1");
 
 PyMethodDef block_methods[] = {
     {"block", (PyCFunction)(void (*)(void))core_block, METH_VARARGS | METH_KEYWORDS, block_doc},

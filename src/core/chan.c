@@ -122,6 +122,23 @@ static PyObject *take(Chan *ch)
     return value;
 }
 
+/* It is full: twice the room. The values that wrap around its end follow the others. */
+static SLOW bool grow(Chan *ch)
+{
+    PyObject **buf = malloc((size_t)ch->cap * 2 * sizeof *buf);
+    if (buf == NULL) {
+        return false;
+    }
+    size_t first = (size_t)(ch->cap - ch->head);
+    memcpy(buf, ch->buf + ch->head, first * sizeof *buf);
+    memcpy(buf + first, ch->buf, (size_t)ch->head * sizeof *buf);
+    free(ch->buf);
+    ch->buf = buf;
+    ch->head = 0;
+    ch->cap *= 2;
+    return true;
+}
+
 /* Eats *value if it succeeds. 1: done, 0: would block, -1: closed. */
 static int try_send(Chan *ch, PyObject *value, Wake *wake)
 {
@@ -134,7 +151,8 @@ static int try_send(Chan *ch, PyObject *value, Wake *wake)
         op_set_state(receiver, OP_FIRED);
         return 1;
     }
-    if (atomic_load_explicit(&ch->count, memory_order_relaxed) < ch->cap) {
+    bool room = atomic_load_explicit(&ch->count, memory_order_relaxed) < ch->cap;
+    if (room || (unlikely(ch->grows) && grow(ch))) {
         put(ch, value);
         return 1;
     }
@@ -199,8 +217,9 @@ bool chan_ready(const Chan *ch, int kind, int64_t *now_ns)
     }
     bool closed = atomic_load_explicit(&ch->closed, memory_order_relaxed);
     Py_ssize_t count = atomic_load_explicit(&ch->count, memory_order_relaxed);
-    return closed || (kind == CHAN_SEND ? queue_first(&ch->recvq) != NULL || count < ch->cap
-                                        : queue_first(&ch->sendq) != NULL || count > 0);
+    return closed ||
+           (kind == CHAN_SEND ? queue_first(&ch->recvq) != NULL || count < ch->cap || ch->grows
+                              : queue_first(&ch->sendq) != NULL || count > 0);
 }
 
 /* op->who is set; the queue takes a reference of its own. */
@@ -642,6 +661,32 @@ PyObject *chan_recv_op(Chan *ch)
     return chanop_new(ch, CHAN_RECV_OK, NULL);
 }
 
+PyObject *chan_next_op(Chan *ch)
+{
+    return chanop_new(ch, CHAN_NEXT, NULL);
+}
+
+PyObject *chan_send_op(Chan *ch, PyObject *value)
+{
+    return chanop_new(ch, CHAN_SEND, value);
+}
+
+PyObject *chan_take_now(Chan *ch)
+{
+    M *m = tls_m;
+    if (unlikely(!op_undisturbed(m))) {
+        return NULL;
+    }
+    obj_lock(&ch->lock);
+    bool some = atomic_load_explicit(&ch->count, memory_order_relaxed) > 0;
+    PyObject *value = some && queue_first(&ch->sendq) == NULL ? take(ch) : NULL;
+    obj_unlock(&ch->lock);
+    if (value != NULL) {
+        m->ops_left--;
+    }
+    return value;
+}
+
 static PyObject *chan_anext(PyObject *self)
 {
     return chanop_new(chan_of(self), CHAN_NEXT, NULL);
@@ -651,7 +696,7 @@ static PyObject *chan_anext(PyObject *self)
  * does not open again, so if it is open now it was so at the first look, and the answer was right then. */
 static bool hopeless(Chan *ch, int kind)
 {
-    if (HAVE_GIL || ch->timed) {
+    if (HAVE_GIL || ch->timed || ch->grows) {
         return false;
     }
     Py_ssize_t count = atomic_load(&ch->count);
@@ -678,29 +723,34 @@ static PyObject *nowait_failed(int done, const Wake *wake, const char *if_closed
     return NULL;
 }
 
+bool chan_put(Chan *ch, PyObject *value)
+{
+    Wake wake = {0};
+    if (sharing()) {
+        compat_share(value);
+    }
+    obj_lock(&ch->lock);
+    int done = try_send(ch, value, &wake);
+    obj_unlock(&ch->lock);
+    if (done > 0) {
+        wake_now(tls_m, &wake);
+        return true;
+    }
+    Py_DECREF(value);
+    nowait_failed(done, &wake, "send on closed channel");
+    return false;
+}
+
 static PyObject *chan_send_nowait(PyObject *self, PyObject *value)
 {
     Chan *ch = chan_of(self);
-    Wake wake = {0};
     if (check_forked()) {
         return NULL;
     }
     if (hopeless(ch, CHAN_SEND)) {
         return would_block();
     }
-    if (sharing()) {
-        compat_share(value);
-    }
-    Py_INCREF(value);
-    obj_lock(&ch->lock);
-    int done = try_send(ch, value, &wake);
-    obj_unlock(&ch->lock);
-    if (done > 0) {
-        wake_now(tls_m, &wake);
-        Py_RETURN_NONE;
-    }
-    Py_DECREF(value);
-    return nowait_failed(done, &wake, "send on closed channel");
+    return chan_put(ch, Py_NewRef(value)) ? Py_NewRef(Py_None) : NULL;
 }
 
 static PyObject *chan_recv_nowait(PyObject *self, PyObject *Py_UNUSED(a))
@@ -750,7 +800,8 @@ static int chan_bool(PyObject *Py_UNUSED(self))
 
 static PyObject *chan_cap(PyObject *self, void *Py_UNUSED(c))
 {
-    return PyLong_FromSsize_t(chan_of(self)->cap);
+    const Chan *ch = chan_of(self);
+    return PyLong_FromSsize_t(ch->grows ? PY_SSIZE_T_MAX : ch->cap);
 }
 
 static PyObject *chan_closed(PyObject *self, void *Py_UNUSED(c))
@@ -787,13 +838,13 @@ static PyObject *chan_receiver(PyObject *self, void *Py_UNUSED(c))
 
 static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
 {
-    PyObject **buf = cap > 0 ? PyMem_RawCalloc((size_t)cap, sizeof *buf) : NULL;
+    PyObject **buf = cap > 0 ? calloc((size_t)cap, sizeof *buf) : NULL;
     if (cap > 0 && buf == NULL) {
         return (Chan *)PyErr_NoMemory();
     }
     Chan *ch = (Chan *)type->tp_alloc(type, 0); /* all zero */
     if (ch == NULL) {
-        PyMem_RawFree(buf);
+        free(buf);
         return NULL;
     }
     ch->buf = buf;
@@ -807,6 +858,15 @@ static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
 PyObject *chan_new(Py_ssize_t cap)
 {
     return (PyObject *)chan_alloc(&Chan_Type, cap);
+}
+
+static PyObject *growing_chan(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    Chan *ch = chan_alloc(&Chan_Type, 4);
+    if (ch != NULL) {
+        ch->grows = true;
+    }
+    return (PyObject *)ch;
 }
 
 static PyObject *chan_tp_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -887,7 +947,7 @@ static void chan_dealloc(PyObject *self)
         PyObject_ClearWeakRefs(self);
     }
     chan_clear(self);
-    PyMem_RawFree(ch->buf);
+    free(ch->buf);
     Py_TYPE(self)->tp_free(self);
     Py_TRASHCAN_END
 }
@@ -904,9 +964,13 @@ static PyObject *chan_repr(PyObject *self)
         Py_XDECREF(state);
         return r;
     }
-    return PyUnicode_FromFormat(
-        "<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap,
-        atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "", (void *)ch);
+    const char *closed = atomic_load_explicit(&ch->closed, memory_order_relaxed) ? " closed" : "";
+    if (ch->grows) {
+        return PyUnicode_FromFormat("<%s %zd values%s at %p>", name + 1, chan_len(self), closed,
+                                    (void *)ch);
+    }
+    return PyUnicode_FromFormat("<%s %zd/%zd%s at %p>", name + 1, chan_len(self), ch->cap, closed,
+                                (void *)ch);
 }
 
 #define SEND_METHODS                                                                               \
@@ -955,8 +1019,8 @@ PyDoc_STRVAR(
     chan_doc,
     "Chan(capacity=0)\n--\n\nA channel: goroutines send values into it and receive them, in "
     "order.\n\nWithout capacity a send waits for its receiver. Any value may be sent, None "
-    "too.\n\n>>> ch = Chan[int](10)\n>>> await ch.send(1)\n>>> await ch.recv()\n1\n"
-    ">>> ch.close()\n>>> async for value in ch: ...");
+    "too.\n\n>>> ch = Chan[int](10)\n>>> await ch.send(1)\n>>> await ch.send(2)\n>>> ch.close()\n"
+    ">>> async for value in ch:\n...     print(value)\n1\n2");
 
 PyTypeObject Chan_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.Chan",
@@ -1075,8 +1139,16 @@ PyTypeObject RecvChan_Type = {
     .tp_getset = view_getset,
 };
 
+static PyMethodDef chan_functions[] = {
+    {"growing_chan", growing_chan, METH_NOARGS, NULL}, /* sends to it never wait */
+    {NULL},
+};
+
 bool chan_module_init(PyObject *mod)
 {
+    if (PyModule_AddFunctions(mod, chan_functions) < 0) {
+        return false;
+    }
     PyTypeObject *hidden[] = {&ChanOp_Type, &SelectOp_Type};
     for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++) {
         if (PyType_Ready(hidden[i]) < 0) {

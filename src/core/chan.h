@@ -33,6 +33,7 @@ struct Chan {
     ObjLock lock; /* over all below; the atomic ones may be looked at without it */
     _Atomic uint8_t closed;
     bool timed; /* it is a TimeChan */
+    bool grows; /* a send finds room always: `cap` is what there is for now, under the lock only */
     Py_ssize_t cap, head;
     _Atomic Py_ssize_t count;
     PyObject **buf;                 /* a ring; owned */
@@ -78,6 +79,10 @@ bool chan_close(Chan *ch);       /* false: it was closed */
 void chan_wake_closed(Chan *ch); /* somebody has set `closed`: wake all; NULL: none */
 PyObject *chan_new(Py_ssize_t cap);
 PyObject *chan_recv_op(Chan *ch); /* recv_ok() */
+PyObject *chan_next_op(Chan *ch); /* of `async for` */
+PyObject *chan_send_op(Chan *ch, PyObject *value);
+bool chan_put(Chan *ch, PyObject *value); /* at once, eats it; false: exception */
+PyObject *chan_take_now(Chan *ch);        /* a value, if that is simple; NULL: no exception */
 PyObject *recv_view(Chan *ch,
                     PyObject *owner); /* its RecvChan; owner NULL, or what shall live as long */
 PyObject *chanop_value(ChanOp *op, bool *ok); /* of a finished one; NULL with an exception */

@@ -23,6 +23,46 @@
 /* sys.monitoring, which can stop code at a bytecode boundary. */
 #define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
 
+#if !COMPAT_HAVE_MONITORING
+/* Have `fn` called at the next line of the code that this thread, any thread, runs. The GIL is ours, so it does not run
+ * now. As PyEval_SetTrace() does for the calling thread, but without an audit event: nothing is traced. False: the thread
+ * has a trace function already. */
+static inline bool compat_trace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc != NULL && ts->c_tracefunc != fn) {
+        return false;
+    }
+    ts->c_tracefunc = fn;
+    ts->cframe->use_tracing = 255;
+    return true;
+}
+
+static inline bool compat_traced(PyThreadState *ts, Py_tracefunc fn)
+{
+    return ts->c_tracefunc == fn;
+}
+
+/* Whether some thread has still to raise what PyThreadState_SetAsyncExc() gave it. Until then a thread that is traced and
+ * calls a function is caught in the interpreter: it looks for a reason to stop, and the reason is not its own. */
+static inline bool compat_exception_waits(void)
+{
+    PyThreadState *ts = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+    while (ts != NULL && ts->async_exc == NULL) {
+        ts = PyThreadState_Next(ts);
+    }
+    return ts != NULL;
+}
+
+/* Take that back, if it is still there. */
+static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
+{
+    if (ts->c_tracefunc == fn) {
+        ts->c_tracefunc = NULL;
+        ts->cframe->use_tracing = ts->c_profilefunc != NULL && ts->tracing == 0 ? 255 : 0;
+    }
+}
+#endif
+
 /* Call `fn`, once, while no thread of Python runs. It may make frame objects, and must not call into Python. */
 static inline void compat_stop_world_and(int (*fn)(PyObject *, void *), void *arg)
 {
@@ -74,6 +114,10 @@ static inline void compat_dump_threads(int fd)
     (void)fd;
 #endif
 }
+
+/* Up to 3.12, when PyThreadState_SetAsyncExc() takes an exception back, all threads go on looking for one at each jump and
+ * call, until one is raised. */
+#define COMPAT_TAKING_BACK_IS_FELT (PY_VERSION_HEX < 0x030D0000)
 
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)
@@ -260,6 +304,18 @@ static inline const void *compat_position(PyThreadState *ts, uintptr_t *where)
     *where = frame != NULL ? (uintptr_t)head->prev_instr : 0;
 #endif
     return frame;
+}
+
+/* A new tuple of a type that is derived from tuple, to be filled. */
+static inline PyObject *compat_tuple_new(PyTypeObject *type, Py_ssize_t n)
+{
+    PyObject *tuple = type->tp_alloc(type, n);
+#if PY_VERSION_HEX >= 0x030E0000
+    if (tuple != NULL) {
+        ((PyTupleObject *)tuple)->ob_hash = -1; /* not known yet */
+    }
+#endif
+    return tuple;
 }
 
 /* Free-threaded CPython counts the references of an object's creating thread apart from all others.

@@ -25,12 +25,13 @@
  * ever seen more than data on it (PollDesc.rough): the end of the stream may have come along with its last bytes.
  *
  * With the GIL it is kept during these calls, which do not block and mostly take less time than giving it up and
- * taking it again; except to copy a lot. */
+ * taking it again; except to copy a lot. Ordinary files do block, and their callers detach. */
 #include "net.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -79,6 +80,7 @@ typedef struct {
     int fd; /* -1: closed */
     _Atomic uint8_t closing;
     bool is_socket, is_tcp;
+    bool is_file;           /* an ordinary file: its calls may block, whatever we say */
     bool bulk;              /* the reader's: the last read filled the scratch buffer */
     int8_t family;          /* AF_... of a socket */
     _Atomic(PollDesc *) pd; /* NULL: never had to wait. Lock to write */
@@ -396,6 +398,19 @@ static void use_edge(Conn *c, int side)
     }
 }
 
+/* Whoever waits for a disk is detached from Python, so that sysmon finds it blocked and takes its P. */
+static ssize_t read_file(int fd, void *to, size_t n)
+{
+    ssize_t got;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    got = read(fd, to, n);
+    error = errno;
+    Py_END_ALLOW_THREADS
+    errno = error;
+    return got;
+}
+
 static ssize_t do_recv(Conn *c, void *to, size_t n)
 {
     Side *s = &c->side[SIDE_READ];
@@ -406,7 +421,9 @@ static ssize_t do_recv(Conn *c, void *to, size_t n)
     use_edge(c, SIDE_READ);
     ssize_t got;
     do {
-        got = c->is_socket ? recv(c->fd, to, n, 0) : read(c->fd, to, n);
+        got = c->is_socket ? recv(c->fd, to, n, 0)
+              : c->is_file ? read_file(c->fd, to, n)
+                           : read(c->fd, to, n);
     } while (got < 0 && errno == EINTR);
     s->drained =
         c->is_tcp && got > 0 && (size_t)got < n && c->pd != NULL && !atomic_load(&c->pd->rough);
@@ -441,7 +458,7 @@ static size_t buffered(const Conn *c)
 /* Most connections have nothing in it most of the time: then it is not there at all. */
 static void buf_release(Conn *c)
 {
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     c->buf = NULL;
     c->start = c->end = c->cap = 0;
 }
@@ -470,7 +487,7 @@ static bool buf_room(Conn *c)
         return true;
     }
     size_t cap = c->cap == 0 ? FILL : c->cap * 2;
-    char *more = PyMem_RawRealloc(c->buf, cap);
+    char *more = realloc(c->buf, cap);
     if (more == NULL) {
         PyErr_NoMemory();
         return false;
@@ -511,7 +528,7 @@ static Try try_read(M *m, Conn *c, IoOp *op, PyObject **value)
         return done(PyBytes_FromString(""), value);
     }
     if (m != NULL && m->scratch == NULL) {
-        m->scratch = PyMem_RawMalloc(SCRATCH);
+        m->scratch = malloc(SCRATCH);
     }
     if (m != NULL && m->scratch != NULL && n <= SCRATCH && !c->bulk) {
         ssize_t got = do_recv(c, m->scratch, n);
@@ -690,10 +707,13 @@ static Try try_write(Conn *c, IoOp *op, PyObject **value)
     while (op->n > 0) {
         ssize_t sent;
         use_edge(c, SIDE_WRITE);
-        if (HAVE_GIL && op->n >= GIL_BYTES) {
+        if (unlikely(c->is_file || (HAVE_GIL && op->n >= GIL_BYTES))) {
+            int error;
             Py_BEGIN_ALLOW_THREADS
             sent = write_some(c, op);
+            error = errno;
             Py_END_ALLOW_THREADS
+            errno = error;
         }
         else {
             sent = write_some(c, op);
@@ -1189,6 +1209,9 @@ static PyObject *descriptor_tp_new(PyTypeObject *type, PyObject *args, PyObject 
         c->is_socket = kind >= 0;
         c->family = (int8_t)(c->is_socket ? get_option(fd, SO_DOMAIN) : AF_UNSPEC);
         c->is_tcp = kind == SOCK_STREAM && (c->family == AF_INET || c->family == AF_INET6);
+        struct stat st;
+        c->is_file =
+            !c->is_socket && fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode));
     }
     return (PyObject *)c;
 }
@@ -1229,7 +1252,7 @@ static void descriptor_dealloc(PyObject *self)
         PyObject_ClearWeakRefs(self);
     }
     close_fd(c->fd, c->pd); /* nobody uses it: operations hold a reference */
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     Py_XDECREF(c->local);
     Py_XDECREF(c->remote);
     live_add(tls_m, LIVE_CONN, -1);
@@ -1443,12 +1466,12 @@ PyDoc_STRVAR(
     "close()\n--\n\n"
     "Close it, at once. Whoever waits on it gets ClosedError. A second time does nothing.\n\n"
     ">>> conn.close()");
-PyDoc_STRVAR(detach_doc,
-             "detach()\n--\n\n"
-             "Give up the descriptor and return it, still open.\n\n>>> fd = conn.detach()");
+PyDoc_STRVAR(detach_doc, "detach()\n--\n\n"
+                         "Give up the descriptor and return it, still open.\n\n"
+                         ">>> fd = conn.detach()\n>>> os.close(fd)");
 PyDoc_STRVAR(fileno_doc,
              "fileno()\n--\n\n"
-             "The descriptor, -1 if closed. It stays this object's.\n\n>>> conn.fileno()\n7");
+             "The descriptor, -1 if closed. It stays this object's.\n\n>>> fd = conn.fileno()");
 PyDoc_STRVAR(set_deadline_doc,
              "set_deadline(seconds, /)\n--\n\n"
              "From so many seconds on, reads and writes raise TimeoutError, also those that\n"
@@ -1485,7 +1508,8 @@ static PyTypeObject Descriptor_Type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "gofer.net.Descriptor",
     .tp_basicsize = sizeof(Conn),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_DISALLOW_INSTANTIATION,
-    .tp_doc = "What Conn, Listener and PacketConn share.",
+    .tp_doc = "What Conn, Listener and PacketConn share.\n\n>>> isinstance(conn, net.Descriptor)\n"
+              "True",
     .tp_dealloc = descriptor_dealloc,
     .tp_repr = descriptor_repr,
     .tp_weaklistoffset = offsetof(Conn, weakrefs),
@@ -1727,6 +1751,15 @@ PyDoc_STRVAR(
     "Operation: write all of it: bytes, any buffer, or a list or tuple of such. What several\n"
     "goroutines write is not mixed up. It waits while the peer is slow.\n\n"
     ">>> await conn.write(b'hello')\n>>> await conn.write([header, body])");
+PyDoc_STRVAR(write_nowait_doc, "write_nowait(data, /)\n--\n\n"
+                               "Write what can be written at once; how many bytes that were.\n\n"
+                               ">>> conn.write_nowait(b'bye')\n3");
+PyDoc_STRVAR(discard_input_doc, "discard_input()\n--\n\n"
+                                "Throw away what has come and nobody has read.\n\n"
+                                ">>> conn.discard_input()");
+PyDoc_STRVAR(connected_doc, "connected()\n--\n\n"
+                            "Operation: until a non-blocking connect() of its socket is done.\n\n"
+                            ">>> await conn.connected()");
 PyDoc_STRVAR(close_write_doc, "close_write()\n--\n\n"
                               "Tell the peer that nothing more comes. Reading goes on.\n\n"
                               ">>> conn.close_write()");
@@ -1738,9 +1771,9 @@ static PyMethodDef conn_methods[] = {
     {"read_until", (PyCFunction)(void (*)(void))conn_read_until, METH_VARARGS | METH_KEYWORDS,
      read_until_doc},
     {"write", conn_write, METH_O, write_doc},
-    {"connected", conn_connected, METH_NOARGS, NULL},
-    {"write_nowait", conn_write_nowait, METH_O, NULL},
-    {"discard_input", conn_discard_input, METH_NOARGS, NULL},
+    {"connected", conn_connected, METH_NOARGS, connected_doc},
+    {"write_nowait", conn_write_nowait, METH_O, write_nowait_doc},
+    {"discard_input", conn_discard_input, METH_NOARGS, discard_input_doc},
     {"close_write", conn_close_write, METH_NOARGS, close_write_doc},
     {NULL},
 };
@@ -1890,7 +1923,7 @@ static PyTypeObject PacketConn_Type = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_doc = "PacketConn(fd, /)\n--\n\nA socket for messages; see net.listen_udp() and "
               "net.dial_udp().\n\n"
-              ">>> udp = net.listen_udp('127.0.0.1', 5353)",
+              ">>> udp = net.listen_udp('127.0.0.1', 0)",
     .tp_new = descriptor_tp_new,
     .tp_as_async = &packet_async,
     .tp_methods = packet_methods,

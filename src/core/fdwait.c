@@ -45,7 +45,7 @@ static Entry *entry_get(int fd)
         while (size <= fd) {
             size *= 2;
         }
-        Entry *more = PyMem_RawRealloc(table, (size_t)size * sizeof *more);
+        Entry *more = realloc(table, (size_t)size * sizeof *more);
         if (more == NULL) {
             errno = ENOMEM;
             return NULL;
@@ -410,14 +410,14 @@ PyDoc_STRVAR(
     "Operation: wait until a descriptor (an int, or an object with fileno()) can be read.\n"
     "For libraries with non-blocking descriptors of their own. They must not close one\n"
     "that is waited for without notify_closing().\n\n"
-    ">>> await wait_readable(sock)\n>>> data = sock.recv(65536)");
+    ">>> await net.wait_readable(sock)\n>>> data = sock.recv(65536)");
 PyDoc_STRVAR(wait_writable_doc, "wait_writable(fd, /)\n--\n\n"
                                 "Operation: wait until a descriptor can be written.\n\n"
-                                ">>> await wait_writable(sock)\n>>> n = sock.send(data)");
+                                ">>> await net.wait_writable(sock)\n>>> n = sock.send(data)");
 PyDoc_STRVAR(notify_closing_doc,
              "notify_closing(fd, /)\n--\n\n"
              "This descriptor is about to be closed: whoever waits for it gets ClosedError.\n\n"
-             ">>> notify_closing(sock)\n>>> sock.close()");
+             ">>> net.notify_closing(sock)\n>>> sock.close()");
 
 static PyObject *wait_readable(PyObject *Py_UNUSED(mod), PyObject *fd)
 {

@@ -162,7 +162,7 @@ void g_count_fold(M *m)
 G **allgs_snapshot(Py_ssize_t *n)
 {
     size_t cap = 64;
-    G **all = PyMem_RawMalloc(cap * sizeof(G *));
+    G **all = malloc(cap * sizeof(G *));
     *n = 0;
     for (int i = 0; i < ALLG_SHARDS && all != NULL; i++) {
         AllgShard *s = &sched.allgs[i];
@@ -187,12 +187,12 @@ G **allgs_snapshot(Py_ssize_t *n)
         }
         i--;
         cap *= 2;
-        G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
+        G **more = realloc(all, cap * sizeof(G *));
         if (more == NULL) {
             while (*n > 0) {
                 Py_DECREF(all[--*n]);
             }
-            PyMem_RawFree(all);
+            free(all);
         }
         all = more;
     }
@@ -471,6 +471,26 @@ static PyObject *keep_call(PyObject *fn, PyObject *const *args, Py_ssize_t nargs
     Py_XDECREF(kwargs);
     Py_XDECREF(tuple);
     return call;
+}
+
+/* Its coroutine has returned a function: a plain goroutine from here on, which runs that. */
+GEnd g_become_plain(G *g, PyObject **value)
+{
+    PyObject *call = keep_call(*value, NULL, 0, NULL);
+    Py_DECREF(*value);
+    if (call == NULL) {
+        *value = compat_take_exception();
+        return END_ERROR;
+    }
+    *value = NULL;
+    if (sharing()) {
+        compat_share_new(call);
+    }
+    Py_SETREF(g->coro, call);
+    __atomic_store_n(&g->plain, true, __ATOMIC_RELAXED); /* stack() may ask whether it is */
+    g->becomes = 0;
+    atomic_store_explicit(&g->wait_reason, WAIT_NONE, memory_order_relaxed);
+    return END_NONE;
 }
 
 /* The result of its function. If that is a coroutine or an operation (of `lambda: fetch(url)`, or `ch.send`), it
@@ -1366,14 +1386,15 @@ static PyObject *g_stack(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyMethodDef g_methods[] = {
     {"done", g_done, METH_NOARGS,
-     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nTrue"},
+     "done()\n--\n\nWhether the goroutine has ended, in whatever way.\n\n>>> g.done()\nFalse"},
     {"result", g_result_method, METH_NOARGS,
      "result()\n--\n\nThe value it returned; raises what it raised. RuntimeError while it is "
      "alive.\n\n"
-     ">>> g.result()\n42"},
+     ">>> g = go(pow, 2, 10)\n>>> await g\n1024\n>>> g.result()\n1024"},
     {"exception", g_exception, METH_NOARGS,
      "exception()\n--\n\nThe exception that ended it, or None. RuntimeError while it is alive.\n\n"
-     ">>> g.exception()\nValueError('no')"},
+     ">>> g = go(int, 'x')\n>>> while not g.done():\n...     await gosched()\n"
+     ">>> type(g.exception())\n<class 'ValueError'>"},
     {"cancel", (PyCFunction)(void (*)(void))g_cancel_method, METH_VARARGS | METH_KEYWORDS,
      "cancel(reason=None)\n--\n\nMake its current or next operation raise Cancelled(reason), "
      "once.\n"
@@ -1385,7 +1406,7 @@ static PyMethodDef g_methods[] = {
      "stack()\n--\n\nWhere it stands: a traceback.StackSummary of its whole await chain, outermost "
      "first.\n"
      "Empty if it has ended, or runs (or is about to) on another thread.\n\n>>> "
-     "print(''.join(g.stack().format()))"},
+     "text = ''.join(g.stack().format())"},
     {"__class_getitem__", Py_GenericAlias, METH_O | METH_CLASS, "Goroutine[T]: typing only."},
     {NULL},
 };

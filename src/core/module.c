@@ -27,7 +27,7 @@ PyDoc_STRVAR(
     "Goroutine, a Future, offload(...), or None, which is never ready. With default=True it does\n"
     "not wait: index -1.\n\n"
     ">>> match await select(a.recv(), b.recv(), sleep(1)):\n"
-    "...     case Selected(0, value, ok): ...");
+    "...     case Selected(0, value, ok):\n...         print(value)\n1");
 
 static PyObject *core_gosched(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -75,6 +75,7 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
         {"Interrupted", &hooks.Interrupted},
+        {"nothing", &hooks.nothing},
         {"last_chance", &hooks.last_chance},
         {"as_case", &hooks.as_case},
         {"future_started", &hooks.future_started},
@@ -119,8 +120,9 @@ static int module_exec(PyObject *mod)
     trace_init();
     tracewrite_init();
     if (!chan_module_init(mod) || !sema_module_init(mod) || !time_module_init(mod) ||
-        !context_module_init(mod) || !atomic_module_init(mod) || !fdwait_module_init(mod) ||
-        !conn_module_init(mod) || PyModule_AddFunctions(mod, block_methods) < 0 ||
+        !context_module_init(mod) || !atomic_module_init(mod) || !pool_module_init(mod) ||
+        !fdwait_module_init(mod) || !conn_module_init(mod) ||
+        PyModule_AddFunctions(mod, block_methods) < 0 ||
         PyModule_AddFunctions(mod, future_module_methods) < 0 ||
         PyModule_AddType(mod, &Operation_Type) < 0) {
         return -1;
@@ -128,6 +130,7 @@ static int module_exec(PyObject *mod)
     if (PyModule_AddType(mod, &Goroutine_Type) < 0 || PyModule_AddFunctions(mod, methods) < 0 ||
         PyModule_AddFunctions(mod, run_methods) < 0 ||
         PyModule_AddFunctions(mod, maxprocs_methods) < 0 ||
+        PyModule_AddFunctions(mod, numa_methods) < 0 ||
         PyModule_AddFunctions(mod, stats_methods) < 0 ||
         PyModule_AddFunctions(mod, dump_methods) < 0 ||
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||

@@ -89,7 +89,7 @@ PollDesc *desc_new(void)
 {
     lock(&net.lock);
     if (net.free == NULL && net.ndescs < (uint32_t)CHUNK * CHUNKS) {
-        PollDesc *chunk = PyMem_RawCalloc(CHUNK, sizeof *chunk);
+        PollDesc *chunk = calloc(CHUNK, sizeof *chunk);
         for (uint32_t i = 0; chunk != NULL && i < CHUNK; i++) {
             chunk[i].index = net.ndescs + i;
             chunk[i].next_free = i + 1 < CHUNK ? &chunk[i + 1] : NULL;
@@ -184,7 +184,7 @@ bool netpoll_start(void)
     }
     unlock(&net.lock);
     if (first && error == 0) {
-        poller_look(TIME_NEVER); /* Ms that sleep already do not sleep in the poller */
+        poller_look(0); /* the M that watches the timers does not sleep in the kernel: it shall */
     }
     errno = error;
     return error == 0;

@@ -44,6 +44,7 @@
 #include "trace.h"
 
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 Sched sched;
@@ -69,7 +70,7 @@ static void put_off(M *m, uintptr_t item)
     Drops *d = m != NULL ? &m->drops : &foreign_drops;
     if (d->n == d->cap) {
         size_t cap = d->cap > 0 ? d->cap * 2 : 64;
-        uintptr_t *more = PyMem_RawRealloc(d->items, cap * sizeof *more);
+        uintptr_t *more = realloc(d->items, cap * sizeof *more);
         if (more == NULL) {
             return; /* out of memory: keeping the object alive for ever is the safe mistake */
         }
@@ -109,7 +110,7 @@ void drop_now(M *m)
             *d = (Drops){batch.items, 0, batch.cap};
         }
         else {
-            PyMem_RawFree(batch.items);
+            free(batch.items);
         }
     }
 }
@@ -126,10 +127,20 @@ P *p_of(const M *m)
     return NULL;
 }
 
-static void p_give(P *p, M *m)
+static void p_give(P *p, M *m) /* sched.lock */
 {
+    m->node = (int16_t)atomic_load_explicit(&p->node, memory_order_relaxed);
     atomic_store_explicit(&p->m, m, memory_order_relaxed);
     atomic_store_explicit(&p->owner, p_owner(m, P_USER), memory_order_release);
+}
+
+/* `m` has got a P that it did not have, and holds it in P_RUNNING. */
+static void p_started(M *m)
+{
+    trace_proc_start(m);
+    if (unlikely(atomic_load_explicit(&numa_pinning, memory_order_relaxed)) && m->p != NULL) {
+        numa_settle(m);
+    }
 }
 
 /* Give up a P that is in our hands. */
@@ -140,11 +151,18 @@ void p_idle(P *p)
     unlock(&sched.lock);
 }
 
-P *pidle_get(void)
+P *pidle_get(int node)
 {
-    P *p = sched.idle_ps;
+    P **at = &sched.idle_ps;
+    if (numa_many() && node >= 0) {
+        while (*at != NULL && atomic_load_explicit(&(*at)->node, memory_order_relaxed) != node) {
+            at = &(*at)->idle_next;
+        }
+        at = *at != NULL ? at : &sched.idle_ps;
+    }
+    P *p = *at;
     if (p != NULL) {
-        sched.idle_ps = p->idle_next;
+        *at = p->idle_next;
         atomic_fetch_sub(&sched.npidle, 1);
         if (unlikely(atomic_load_explicit(&sched.sysmon_asleep, memory_order_relaxed))) {
             atomic_store(&sched.sysmon_asleep, false);
@@ -250,11 +268,18 @@ static void m_wake(M *m)
     }
 }
 
-/* The one that slept least, but not the one that watches the timers, unless no P is left idle for which it
- * could do so. */
-static M *idle_m_get(void) /* sched.lock */
+/* The one that slept least, of those that last were on the node of `p` if a few looks find one. But not the one
+ * that watches the timers, unless no P is left idle for which it could do so. */
+static M *idle_m_get(const P *p) /* sched.lock */
 {
     M *m = sched.idle_ms;
+    if (numa_many()) {
+        int node = atomic_load_explicit(&p->node, memory_order_relaxed), looks = 16;
+        while (m != NULL && (m->node != node || m == sched.poller) && --looks > 0) {
+            m = m->idle_next;
+        }
+        m = m != NULL && m->node == node ? m : sched.idle_ms;
+    }
     if (m != NULL && m == sched.poller && (m->idle_next != NULL || sched.idle_ps != NULL)) {
         m = m->idle_next;
     }
@@ -266,9 +291,10 @@ static M *idle_m_get(void) /* sched.lock */
 
 M *m_new(void)
 {
-    M *m = PyMem_RawCalloc(1, sizeof(M));
+    M *m = calloc(1, sizeof(M));
     if (m != NULL) {
         m->id = ++sched.next_m_id; /* never used again: P.owner relies on it */
+        m->node = -1;
         m->rng = (uint32_t)m->id * 2654435761u | 1;
     }
     return m;
@@ -277,11 +303,14 @@ M *m_new(void)
 void m_set_thread(M *m)
 {
     pthread_getcpuclockid(pthread_self(), &m->cpu_clock);
+    m->tid = (pid_t)syscall(SYS_gettid);
 }
 
 bool m_init(M *m, PyThreadState *ts)
 {
+    lock(&sched.lock); /* sysmon and the preemptor look */
     m->ts = ts;
+    unlock(&sched.lock);
     m->context = PyContext_New();
     if (m->context == NULL || PyContext_Enter(m->context) < 0) {
         return false;
@@ -311,9 +340,9 @@ void m_fini(M *m)
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
-    PyMem_RawFree(m->drops.items);
+    free(m->drops.items);
     m->drops = (Drops){0};
-    PyMem_RawFree(m->scratch);
+    free(m->scratch);
     m->scratch = NULL;
 }
 
@@ -329,7 +358,7 @@ void m_unlink(M *m)
 void m_free(M *m)
 {
     preempt_forget(m); /* sysmon may have asked a moment too late */
-    PyMem_RawFree(m);
+    free(m);
 }
 
 void reap_dead_ms(void)
@@ -369,6 +398,7 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
         m->nextp = p;
         m->nextg = g;
         m->spinning = spinning;
+        m->pin = tls_m != NULL ? tls_m->pin : 0; /* its thread inherits our mask */
         p_give(p, m);
         sched.nm++;
         m->all_next = sched.allm;
@@ -379,7 +409,7 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
         }
         sched.allm = m->all_next;
         sched.nm--;
-        PyMem_RawFree(m);
+        free(m);
         limit = -sched.nm;
     }
     /* No place for an exception here: the next M in execute() reports it. */
@@ -391,7 +421,7 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
  * NULL: there is none to be had. */
 static M *m_take(P *p, G *g, bool spinning, bool *asleep) /* sched.lock */
 {
-    M *m = idle_m_get();
+    M *m = idle_m_get(p);
     *asleep = m != NULL;
     if (m == NULL) {
         return m_start(p, g, spinning);
@@ -411,7 +441,7 @@ static M *m_take(P *p, G *g, bool spinning, bool *asleep) /* sched.lock */
 void start_m(bool spinning)
 {
     lock(&sched.lock);
-    P *p = atomic_load(&sched.exiting) ? NULL : pidle_get();
+    P *p = atomic_load(&sched.exiting) ? NULL : pidle_get(tls_m != NULL ? tls_m->node : -1);
     bool asleep = false;
     M *m = p != NULL ? m_take(p, NULL, spinning, &asleep) : NULL;
     if (p != NULL && m == NULL) {
@@ -564,6 +594,9 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
+        if (unlikely(!m->polls && netpoll_on())) {
+            until = 0; /* somebody needs the poller just now, and may not have seen us either */
+        }
     }
     if (dead && until == TIME_NEVER) {
         until = check_dead();
@@ -607,7 +640,7 @@ static void stop_m(M *m)
     m->nextp = NULL;
     if (m->p != NULL) {
         p_enter(m);
-        trace_proc_start(m);
+        p_started(m);
     }
     if (events.n > 0) { /* edges come once: they are ours to deliver, whatever else woke us */
         if (m->p == NULL) {
@@ -697,7 +730,7 @@ static bool stop_wired(M *m, G *g)
             m->p = m->nextp;
             m->nextp = NULL;
             if (p_enter(m)) {
-                trace_proc_start(m);
+                p_started(m);
                 return true;
             }
             /* gomaxprocs took it away before we woke up */
@@ -898,6 +931,9 @@ static bool hand_to_other(M *m, G *g)
 /* The thread of an M ends, before the run does or after it. */
 static void m_gone(M *m)
 {
+    lock(&m->pin_lock);
+    m->tid = 0;
+    unlock(&m->pin_lock);
     lock(&sched.lock);
     if (atomic_load(&m->user) == USER_ORPHAN) {
         M **at = &sched.orphans;
@@ -946,7 +982,7 @@ static void *m_main(void *arg)
         run_fail(compat_take_exception());
     }
     p_enter(m);
-    trace_proc_start(m);
+    p_started(m);
     schedule(m);
     if (atomic_load(&sched.forked)) {
         /* The child of os.fork() ran to the end of its goroutine: there is nothing to go back to. */
@@ -1334,6 +1370,9 @@ static void execute(M *m, G *g, bool inherit)
     if (unlikely(atomic_load_explicit(&sched.forked, memory_order_relaxed))) {
         return; /* schedule() leaves too */
     }
+    if (unlikely(g->becomes) && end == END_RESULT) {
+        end = g_become_plain(g, &value);
+    }
     if (end == END_NONE) {
         slice_end(m);
         park_or_requeue(m, g);
@@ -1393,6 +1432,40 @@ static G *local_get(M *m, bool *inherit)
     return g;
 }
 
+static inline G *steal_from(M *m, P *victim, bool last, int64_t *now_ns, bool *inherit)
+{
+    if (victim == m->p) {
+        return NULL;
+    }
+    if (last && timers_run(m, victim, now_ns) > 0) {
+        return runq_get(m->p, inherit);
+    }
+    return runq_steal(m->p, victim, last);
+}
+
+/* One round of the below where there are several nodes. */
+static SLOW G *steal_by_node(M *m, bool last, int64_t *now_ns, bool *inherit)
+{
+    P *p = m->p;
+    Victims way;
+    victims_begin(&way, &numa, p->id, m_random(m));
+    for (int at; (at = victims_next(&way, &numa)) >= 0;) {
+        if (atomic_load_explicit(&sched.stop_world, memory_order_relaxed)) {
+            return NULL;
+        }
+        int64_t stolen = atomic_load_explicit(&p->nsteal, memory_order_relaxed);
+        G *g = steal_from(m, sched.allp[at], last, now_ns, inherit);
+        if (g != NULL) {
+            if (numa.node[at] != numa.node[p->id]) {
+                stolen = atomic_load_explicit(&p->nsteal, memory_order_relaxed) - stolen;
+                count_add(&p->nfar, (int)stolen);
+            }
+            return g;
+        }
+    }
+    return NULL;
+}
+
 /* Look at every other P, four times over, each time in another order. Goroutines that would run soon
  * anyway (runnext) and timers come last. */
 static G *steal_work(M *m, int64_t *now_ns, bool *inherit)
@@ -1401,20 +1474,20 @@ static G *steal_work(M *m, int64_t *now_ns, bool *inherit)
     *inherit = false;
     for (int round = 0; round < STEAL_ROUNDS; round++) {
         bool last = round == STEAL_ROUNDS - 1;
+        if (numa_many()) {
+            G *g = steal_by_node(m, last, now_ns, inherit);
+            if (g != NULL) {
+                return g;
+            }
+            continue;
+        }
         uint32_t at = m_random(m) % n;
         uint32_t stride = sched.coprimes[m_random(m) % (uint32_t)sched.ncoprimes];
         for (uint32_t i = 0; i < n; i++, at = (at + stride) % n) {
             if (atomic_load_explicit(&sched.stop_world, memory_order_relaxed)) {
                 return NULL;
             }
-            P *victim = sched.allp[at];
-            if (victim == m->p) {
-                continue;
-            }
-            if (last && timers_run(m, victim, now_ns) > 0) {
-                return runq_get(m->p, inherit);
-            }
-            G *g = runq_steal(m->p, victim, last);
+            G *g = steal_from(m, sched.allp[at], last, now_ns, inherit);
             if (g != NULL) {
                 return g;
             }
@@ -1497,7 +1570,7 @@ static bool linger(M *m)
 bool get_idle_p(M *m)
 {
     lock(&sched.lock);
-    P *p = atomic_load(&m->user) == USER_ORPHAN ? NULL : pidle_get();
+    P *p = atomic_load(&m->user) == USER_ORPHAN ? NULL : pidle_get(m->node);
     if (p != NULL) {
         p_give(p, m);
     }
@@ -1507,7 +1580,7 @@ bool get_idle_p(M *m)
     if (p == NULL || !p_enter(m)) {
         return false;
     }
-    trace_proc_start(m);
+    p_started(m);
     return true;
 }
 

@@ -141,7 +141,7 @@ static void cancel_all(bool again)
         }
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
+    free(all);
 }
 
 void main_ended(GEnd end)
@@ -195,6 +195,21 @@ void some_g_ended(void)
 static _Atomic int64_t drain_since_ns, hurried_ns;
 static _Atomic bool hurrying;
 
+/* The exception that was to be raised in this thread has not been. */
+static void take_back(M *m)
+{
+    PyThreadState_SetAsyncExc(m->ident, NULL);
+    if (COMPAT_TAKING_BACK_IS_FELT) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Cancelled);
+        PyObject *r = PyObject_CallNoArgs(hooks.nothing); /* where it is raised */
+        Py_XDECREF(r);
+        if (r == NULL && !PyErr_ExceptionMatches(hooks.Cancelled)) {
+            run_fail(compat_take_exception()); /* by a signal handler, which came first */
+        }
+        PyErr_Clear();
+    }
+}
+
 bool user_leave(M *m)
 {
     for (;;) {
@@ -206,9 +221,9 @@ bool user_leave(M *m)
             return false;
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
-            PyThreadState_SetAsyncExc(m->ident, NULL); /* not raised yet: take it back ... */
-            /* ... and be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
-             * it was gone: then it must not. */
+            take_back(m);
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while it was
+             * gone: then it must not. */
             atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }
@@ -300,6 +315,7 @@ static G *orphan(M *m, P **p) /* sched.lock */
     sched.nm--;
     g_count_fold(m);
     pthread_detach(m->thread);
+    numa_release(m);
     G *g =
         (G *)Py_NewRef((PyObject *)m->curg); /* which it keeps until that is dead: see orphan_end */
     atomic_store_explicit(&g->wired, NULL, memory_order_relaxed);
@@ -391,7 +407,7 @@ static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
             Py_DECREF(all[i]);
         }
     }
-    PyMem_RawFree(all);
+    free(all);
     return list;
 }
 
@@ -556,7 +572,7 @@ static void bury_the_rest(M *m)
             }
             Py_DECREF(all[i]);
         }
-        PyMem_RawFree(all);
+        free(all);
         drop_now(m);
     }
 }
@@ -664,6 +680,7 @@ static bool begin(bool *stuck)
 static PyObject *finish(M *m, PyObject *result, bool alone)
 {
     PyObject *own = compat_take_exception();
+    numa_end(m);
     m_fini(m);
     if (atomic_load(&sched.fatal) != NULL) {
         Py_CLEAR(
@@ -755,6 +772,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         PyErr_SetString(PyExc_RuntimeError, "the system gives the program no thread for sysmon");
         g_discard(g);
         goto done;
+    }
+    if (atomic_load(&numa_pinning)) { /* after sysmon, whose mask stays the process's */
+        numa_settle(m);
     }
     sched.main_g = g;
     quit_watch();
@@ -941,6 +961,18 @@ static PyObject *core_unlock_os_thread(PyObject *Py_UNUSED(mod), PyObject *Py_UN
     Py_RETURN_NONE;
 }
 
+/* become_plain(fn): give fn back. When the coroutine of this goroutine returns it, fn is called as a plain goroutine would be,
+ * with the same handle. Begun by go_here(), so that it is called even if it is cancelled before. */
+static PyObject *core_become_plain(PyObject *Py_UNUSED(mod), PyObject *fn)
+{
+    G *g = curg_or_error("become_plain()");
+    if (g == NULL) {
+        return NULL;
+    }
+    g->becomes = 1;
+    return Py_NewRef(fn);
+}
+
 /* The code that follows will block: let another M have the P at once. */
 static PyObject *core_enter_blocking(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -1031,8 +1063,8 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
         cap = need + 16;
         unlock(&sched.lock);
-        PyMem_RawFree(idents);
-        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        free(idents);
+        idents = malloc((size_t)cap * sizeof *idents);
         if (idents == NULL) {
             Py_XDECREF(set);
             return PyErr_NoMemory();
@@ -1053,7 +1085,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
-    PyMem_RawFree(idents);
+    free(idents);
     return set;
 }
 
@@ -1121,7 +1153,10 @@ static void count_live(M *m, int64_t n[LIVE_KINDS])
 /* Live objects and queue lengths, for tests. */
 static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
-    int64_t n[LIVE_KINDS] = {atomic_load(&live_rest[LIVE_G]), atomic_load(&live_rest[LIVE_OP])};
+    int64_t n[LIVE_KINDS];
+    for (int i = 0; i < LIVE_KINDS; i++) {
+        n[i] = atomic_load(&live_rest[i]);
+    }
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
         count_live(m, n);
@@ -1136,11 +1171,12 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     int helpers =
         1 + preempt_threads() + (atomic_load(&sched.draining) ? orphans() : 0); /* 1: sysmon */
     unlock(&sched.lock);
-    uint64_t ticks = 0, steals = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
+    uint64_t ticks = 0, steals = 0, far = 0, spills = 0, timers = 0, handoffs = 0, preempts = 0;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         ticks += (uint64_t)atomic_load_explicit(&p->tick, memory_order_relaxed);
         steals += (uint64_t)atomic_load_explicit(&p->nsteal, memory_order_relaxed);
+        far += (uint64_t)atomic_load_explicit(&p->nfar, memory_order_relaxed);
         spills += (uint64_t)atomic_load_explicit(&p->nspill, memory_order_relaxed);
         lock(&p->timers_lock);
         timers += p->ntimers;
@@ -1149,15 +1185,15 @@ static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         unlock(&p->timers_lock);
     }
     return Py_BuildValue(
-        "{sLsLsLsisKsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
+        "{sLsLsLsisKsKsKsKsKsKsKsKsisisisisisi}", "goroutines", (long long)n[LIVE_G], "operations",
         (long long)n[LIVE_OP], "connections", (long long)n[LIVE_CONN], "io_waiters",
         (int)atomic_load(&netpoll_waiters), "polls", (unsigned long long)netpoll_polls(), "timers",
         (unsigned long long)timers, "ticks", (unsigned long long)ticks, "steals",
-        (unsigned long long)steals, "spills", (unsigned long long)spills, "handoffs",
-        (unsigned long long)handoffs, "preemptions", (unsigned long long)preempts,
-        "stopped_threads", (int)atomic_load(&preempt_stopped), "helper_threads", helpers, "threads",
-        threads, "idle_threads", idle, "global_queue", (int)atomic_load(&sched.runq_size),
-        "ring_size", (int)RING_SIZE);
+        (unsigned long long)steals, "cross_node_steals", (unsigned long long)far, "spills",
+        (unsigned long long)spills, "handoffs", (unsigned long long)handoffs, "preemptions",
+        (unsigned long long)preempts, "stopped_threads", (int)atomic_load(&preempt_stopped),
+        "helper_threads", helpers, "threads", threads, "idle_threads", idle, "global_queue",
+        (int)atomic_load(&sched.runq_size), "ring_size", (int)RING_SIZE);
 }
 
 PyMethodDef run_methods[] = {
@@ -1174,6 +1210,7 @@ PyMethodDef run_methods[] = {
     {"proc_id", core_proc_id, METH_NOARGS, NULL},
     {"lock_os_thread", core_lock_os_thread, METH_NOARGS, NULL},
     {"unlock_os_thread", core_unlock_os_thread, METH_NOARGS, NULL},
+    {"become_plain", core_become_plain, METH_O, NULL},
     {"enter_blocking", core_enter_blocking, METH_NOARGS, NULL},
     {"exit_blocking", core_exit_blocking, METH_NOARGS, NULL},
     {"set_sysmon", core_set_sysmon, METH_O, NULL},

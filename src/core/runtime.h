@@ -17,6 +17,8 @@
  *      under the GIL, or with all attached threads stopped) always sees them whole.
  *   4. The order of locks: p_enter() first (it may detach), then the ObjLock of what goroutines wait on
  *      (contexts before channels, channels by address), then g_lock, a heap's timers_lock, sched.lock.
+ *   5. Memory that is no object's is the C library's. CPython's may want to be attached, also in a thread that is
+ *      not and that holds a lock: PyMem_RawMalloc() under tracemalloc waits for the GIL.
  */
 #ifndef GOFER_RUNTIME_H
 #define GOFER_RUNTIME_H
@@ -24,6 +26,7 @@
 #include "compat.h"
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define likely(x)   __builtin_expect(!!(x), 1)
@@ -46,6 +49,7 @@ enum {
     STEAL_ROUNDS = 4,
     ALLG_SHARDS = 64,
     MAX_PROCS = 4096,
+    MAX_NODES = 64,
     DEFAULT_MAX_THREADS = 10000,
 };
 #define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
@@ -237,7 +241,8 @@ struct G {
         claimed : 1,       /* the coroutine is in the table of claimed ones */
         put_off : 2,       /* coro is no coroutine yet: see may_put_off */
         finalized : 1,     /* CPython calls a finalizer once for an object: do not use it again */
-        foreign : 1;       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        foreign : 1,       /* no goroutine: stands for a thread in block(), or is not let in yet */
+        becomes : 1;       /* when its coroutine ends, it goes on as a plain function: the result */
     bool plain;            /* a plain function: coro is (fn, args, kwargs or None) */
     uint8_t run;           /* which run it belongs to, of the last 256 */
     uint16_t locks;        /* nested lock_os_thread() */
@@ -314,14 +319,18 @@ enum { USER_NONE, USER_RUNS, USER_TELLING, USER_TOLD, USER_ORPHAN };
 struct M {
     int id;
     bool spinning;
-    uint8_t luck;                /* how often it may still linger */
-    bool on_idle_list;           /* sched.lock */
-    bool on_wired_list;          /* sched.lock: sleeps until its wired goroutine may run */
-    bool ends;                   /* its goroutine ended in lock_os_thread(): so does the thread */
-    _Atomic uint8_t in_syscall;  /* has no P, because its goroutine blocks: one of SYSCALL_... */
-    _Atomic uint8_t user;        /* one of USER_... */
-    _Atomic uint8_t preempt;     /* whether its goroutine shall be stopped: one of PREEMPT_... */
-    bool inherited;              /* curg got its slice from the G that readied it */
+    uint8_t luck;               /* how often it may still linger */
+    bool on_idle_list;          /* sched.lock */
+    bool on_wired_list;         /* sched.lock: sleeps until its wired goroutine may run */
+    bool ends;                  /* its goroutine ended in lock_os_thread(): so does the thread */
+    _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
+    _Atomic uint8_t user;       /* one of USER_... */
+    _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
+    bool inherited;             /* curg got its slice from the G that readied it */
+    int16_t node;               /* sched.lock: of the P that it got last */
+    _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
+    Lock pin_lock;
+    pid_t tid;                   /* pin_lock to clear: its thread has ended */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
     uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;
@@ -361,6 +370,8 @@ struct M {
     int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
+#else
+    int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
     int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
     int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
@@ -406,9 +417,11 @@ struct P {
     _Atomic uint32_t
         slices; /* counts up when a goroutine starts to run (then it is odd) and when it stops */
     int id;
+    _Atomic int32_t node; /* an index of numa.c; world stopped to write */
     _Atomic int64_t tick; /* slices started. The owner counts these three, counters() looks */
     _Atomic int64_t slice_start_ns;
     _Atomic int64_t nsteal, nspill;
+    _Atomic int64_t nfar;      /* of nsteal: from other nodes */
     _Atomic uint32_t blocked;  /* the value of slices in which sysmon found its M blocked */
     _Atomic uint64_t nhandoff; /* how often sysmon took it from an M in user code */
     _Atomic uint64_t npreempt; /* how often a goroutine that had it was stopped */
@@ -539,6 +552,7 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
+    PyObject *nothing;       /* () -> None */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
     PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */
@@ -666,8 +680,8 @@ M *m_of(G *g);                     /* who runs it, or NULL; sched.lock */
 P *p_of(const M *m);               /* the one that it owns now, or NULL */
 void m_unlink(M *m);               /* from allm; sched.lock */
 void reap_dead_ms(void);           /* detached; sysmon, or while there is none */
-void poller_look(int64_t when_ns); /* a timer for then has been added */
-P *pidle_get(void);                /* sched.lock */
+void poller_look(int64_t when_ns); /* a timer for then has been added; 1: look again in any case */
+P *pidle_get(int node);            /* sched.lock; one of this node, if there is any; -1: any */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
 bool nobody_works(void); /* sched.lock */
@@ -703,6 +717,44 @@ static inline bool p_enter(M *m)
 static inline void p_leave(M *m)
 {
     atomic_store_explicit(&m->p->owner, p_owner(m, P_USER), memory_order_release);
+}
+
+/* ---- numa.c ----------------------------------------------------------------------------------- */
+
+/* Ps by node. */
+typedef struct {
+    _Atomic int32_t nodes; /* that have Ps. Up to 1: nobody looks at the rest */
+    uint32_t procs;
+    uint8_t node[MAX_PROCS];                     /* of each P */
+    uint16_t order[MAX_PROCS];                   /* all Ps, those of a node together ... */
+    uint16_t first[MAX_NODES], count[MAX_NODES]; /* ... which are these */
+} Nodes;
+
+/* The way of a thief through all Ps (itself too): those of its own node, then the others. */
+typedef struct {
+    uint32_t base, n;          /* the part of Nodes.order that it visits */
+    uint32_t at, stride, left; /* where it is there */
+    uint32_t others;           /* how many are left for a second part */
+    uint32_t random;
+} Victims;
+
+extern Nodes numa;                /* world stopped to write */
+extern _Atomic bool numa_pinning; /* run(affinity=True) */
+void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
+bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
+int numa_id(int node);            /* what the system calls it */
+void numa_watched(void);          /* by sysmon, when it begins */
+void numa_begin(void);            /* by M0, before there are Ps */
+void numa_end(M *m0);             /* ... and when the run is over */
+void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */
+void numa_release(M *m);          /* it may run anywhere; sysmon, or sched.lock */
+void victims_begin(Victims *v, const Nodes *of, int p, uint32_t random);
+int victims_next(Victims *v, const Nodes *of); /* -1: that was all */
+extern PyMethodDef numa_methods[];
+
+static inline bool numa_many(void)
+{
+    return unlikely(atomic_load_explicit(&numa.nodes, memory_order_relaxed) > 1);
 }
 
 /* ---- runq.c ----------------------------------------------------------------------------------- */
@@ -922,6 +974,7 @@ bool sema_module_init(PyObject *mod);
 bool time_module_init(PyObject *mod);
 bool context_module_init(PyObject *mod);
 bool atomic_module_init(PyObject *mod);
+bool pool_module_init(PyObject *mod);
 
 /* Await `op` (eaten) on this thread, which is in no goroutine. NULL with an exception; TimeoutError at `until_ns`. */
 PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime);
@@ -948,6 +1001,7 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value); /* eats value; P in P_RUNN
 bool g_cancel(G *g, PyObject *reason);                /* from user code */
 void g_drain(G *g);                                   /* main has ended; from user code */
 bool g_make_coro(G *g);
+GEnd g_become_plain(G *g, PyObject **value); /* eats value; END_NONE: done. P in P_USER */
 PyObject *g_call_plain(G *g);
 PyObject *block_plain(M *m, PyObject *iter); /* eats iter, an operation or a coroutine */
 void g_drop_coro(G *g);
@@ -963,7 +1017,7 @@ void scan_end(G *g);
 bool m_in_syscall(M *m); /* sched.lock: whether the call it is in blocks */
 M *own_m(
     void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
-G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+G **allgs_snapshot(Py_ssize_t *n); /* free it; each entry owned; NULL: no memory */
 int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
@@ -1020,7 +1074,7 @@ static inline M *m_after(M *m)
 #ifdef Py_GIL_DISABLED
 extern PyTypeObject interrupt_type;
 #endif
-void interrupt_ready(M *m); /* its own: it can be interrupted from now on */
+void interrupt_ready(M *m);   /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
 void interrupt_end_m(M *m); /* its own: it ends */
 bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
 bool interrupt_wanted(

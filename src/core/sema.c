@@ -139,13 +139,13 @@ static void woken_init(Woken *w)
 static void wake(SyncOp *op, int state, Woken *w)
 {
     if (w->n == w->cap) {
-        Waiter *more = PyMem_RawMalloc(w->cap * 4 * sizeof *more);
+        Waiter *more = malloc(w->cap * 4 * sizeof *more);
         if (more == NULL) {
             Py_FatalError("gofer: out of memory while waking goroutines");
         }
         memcpy(more, w->all, w->n * sizeof *more);
         if (w->all != w->few) {
-            PyMem_RawFree(w->all);
+            free(w->all);
         }
         w->all = more;
         w->cap *= 4;
@@ -174,7 +174,7 @@ static void wake_all(Woken *w)
         Py_DECREF(w->all[i].op);
     }
     if (unlikely(w->all != w->few)) {
-        PyMem_RawFree(w->all);
+        free(w->all);
     }
 }
 
@@ -853,7 +853,8 @@ static PyObject *mutex_exit(PyObject *self, PyObject *const *Py_UNUSED(a), Py_ss
     {"lock", mutex_lock_method, METH_NOARGS,                                                  \
      "lock()\n--\n\nOperation: lock it.\n\n>>> await mu.lock()"},                             \
         {"unlock", mutex_unlock_method, METH_NOARGS,                                          \
-         "unlock()\n--\n\nUnlock it; RuntimeError if it is not locked.\n\n>>> mu.unlock()"},  \
+         "unlock()\n--\n\nUnlock it; RuntimeError if it is not locked.\n\n>>> await "         \
+         "mu.lock()\n>>> mu.unlock()"},                                                       \
         {"try_lock", mutex_try_lock, METH_NOARGS,                                             \
          "try_lock()\n--\n\nLock it if that needs no waiting.\n\n>>> mu.try_lock()\nTrue"},   \
         {"locked", mutex_locked, METH_NOARGS,                                                 \
@@ -947,7 +948,8 @@ static PyMethodDef rw_methods[] = {
     {"rlock", rw_rlock, METH_NOARGS,
      "rlock()\n--\n\nOperation: lock it for reading, beside other readers.\n\n>>> await "
      "rw.rlock()"},
-    {"runlock", rw_runlock, METH_NOARGS, "runlock()\n--\n\nUndo one rlock().\n\n>>> rw.runlock()"},
+    {"runlock", rw_runlock, METH_NOARGS,
+     "runlock()\n--\n\nUndo one rlock().\n\n>>> await rw.rlock()\n>>> rw.runlock()"},
     {"try_rlock", rw_try_rlock, METH_NOARGS,
      "try_rlock()\n--\n\nLock it for reading if that needs no waiting.\n\n>>> "
      "rw.try_rlock()\nTrue"},
@@ -1127,7 +1129,7 @@ static PyObject *wg_repr(PyObject *self)
 static PyMethodDef wg_methods[] = {
     {"add", FAST(wg_add), METH_VARARGS | METH_KEYWORDS,
      "add(n=1)\n--\n\nCount n up (or down, if negative). ValueError below zero.\n\n>>> wg.add(2)"},
-    {"done", wg_done, METH_NOARGS, "done()\n--\n\nCount one down.\n\n>>> wg.done()"},
+    {"done", wg_done, METH_NOARGS, "done()\n--\n\nCount one down.\n\n>>> wg.add(1)\n>>> wg.done()"},
     {"wait", wg_wait, METH_NOARGS,
      "wait()\n--\n\nOperation: until the counter is zero.\n\n>>> await wg.wait()"},
     {"_count", wg_count, METH_O, NULL},
@@ -1360,7 +1362,7 @@ static PyMethodDef sem_methods[] = {
      "try_acquire(k=1)\n--\n\nTake k permits if that needs no waiting.\n\n>>> "
      "sem.try_acquire()\nTrue"},
     {"release", FAST(sem_release), METH_VARARGS | METH_KEYWORDS,
-     "release(k=1)\n--\n\nGive k permits back.\n\n>>> sem.release(2)"},
+     "release(k=1)\n--\n\nGive k permits back.\n\n>>> await sem.acquire(2)\n>>> sem.release(2)"},
     {"__aenter__", sem_aenter, METH_NOARGS, NULL},
     {"__aexit__", FAST(sem_aexit), METH_FASTCALL, NULL},
     {"__enter__", sem_enter, METH_NOARGS, NULL},
@@ -1373,7 +1375,7 @@ static PyTypeObject Semaphore_Type = {
     SYNC_TYPE,
     .tp_doc =
         "Semaphore(n)\n--\n\nn permits, taken one or several at a time, strictly first come first "
-        "served.\n\n>>> sem = Semaphore(10)\n>>> async with sem:\n...     fetch()",
+        "served.\n\n>>> sem = Semaphore(10)\n>>> async with sem:\n...     page = await fetch(url)",
     .tp_new = sem_tp_new,
     .tp_repr = sem_repr,
     .tp_methods = sem_methods,

@@ -24,7 +24,7 @@ static void stop_world(void)
     trace_stw(true);
     lock(&sched.lock);
     atomic_store(&sched.stop_world, 1);
-    for (P *p; (p = pidle_get()) != NULL;) {
+    for (P *p; (p = pidle_get(-1)) != NULL;) {
         atomic_store(&p->owner, P_STOPPED_IDLE);
     }
     unlock(&sched.lock);
@@ -130,6 +130,7 @@ static void set_procs(int n)
         atomic_store(&p->owner, P_DEAD); /* its M, if any, finds it gone */
     }
     sched.procs = n;
+    numa_assign(n);
     sched.ncoprimes = 0;
     for (uint32_t i = 1; i <= (uint32_t)n; i++) {
         if (gcd(i, (uint32_t)n) == 1) {
@@ -146,6 +147,9 @@ int procs_change(int n)
         set_procs(n);
         trace_procs(n);
     }
+    else {
+        numa_assign(before); /* the CPUs that we may use may be others */
+    }
     start_world();
     return before;
 }
@@ -154,6 +158,7 @@ int procs_change(int n)
 void procs_init(M *m0, int n)
 {
     lock(&sched.stw_lock); /* a foreign gomaxprocs() may come at once */
+    numa_begin();
     for (int i = 0; i < sched.procs; i++) {
         atomic_store(&sched.allp[i]->owner, P_DEAD);
     }

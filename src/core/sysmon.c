@@ -5,7 +5,7 @@
  *   - main in m0_slot while M0 runs something else: after 10 ms without M0 coming back for it, it may run
  *     elsewhere;
  *   - SIGQUIT (quit.c), and the time for the next line of schedtrace;
- *   - affinity and cgroup quota, once a second, while gomaxprocs follows them;
+ *   - affinity and cgroup quota, once a second, while gomaxprocs or pinned threads (numa.c) follow them;
  *   - the network, when no M has looked for 10 ms: it then sees to it that one does (netpoll.c);
  *   - Ms in user code. Python code need not ever call us, so a P whose M blocks or computes is handed to another M
  *     (retake), as Go does with a P in a system call.
@@ -194,6 +194,9 @@ static int retake(int64_t now)
                 p_idle(p);
                 start_m(false);
                 preempt_lost(m);
+                if (!blocked && atomic_load(&numa_pinning)) {
+                    numa_release(m);
+                }
                 taken++;
                 continue;
             }
@@ -202,6 +205,15 @@ static int retake(int64_t now)
         seen[i].cpu_ns = cpu;
     }
     return taken;
+}
+
+/* The CPUs that we may use, or the quota, may have changed. */
+static void follow(void)
+{
+    int n = atomic_load(&maxprocs_auto) ? maxprocs_default() : sched.procs;
+    if (numa_moved() || n != sched.procs) {
+        procs_change(atomic_load(&maxprocs_auto) ? n : sched.procs);
+    }
 }
 
 /* All Ps are idle: tell those who take one that we want to know. */
@@ -217,6 +229,7 @@ static bool fall_asleep(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    numa_watched();
     int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
     int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {
@@ -228,13 +241,10 @@ static void *sysmon(void *Py_UNUSED(arg))
         next = stall_at < next ? stall_at : next;
         next = trace_at < next ? trace_at : next;
         next = quit_at < next ? quit_at : next;
-        if (atomic_load(&maxprocs_auto)) {
+        if (atomic_load(&maxprocs_auto) || atomic_load(&numa_pinning)) {
             if (now >= next_refresh) {
                 next_refresh = now + NS_PER_S;
-                int n = maxprocs_default();
-                if (n != sched.procs && atomic_load(&maxprocs_auto)) {
-                    procs_change(n);
-                }
+                follow();
             }
             next = next_refresh < next ? next_refresh : next;
         }

@@ -38,11 +38,13 @@ from gofer._errors import (
     ChannelClosed,
     Deadlock,
     GoroutineLeakWarning,
+    PoolClosed,
     WouldBlock,
 )
 from gofer._future import wait_future
 from gofer._group import Group
 from gofer._offload import offload
+from gofer._pool import PoolStats, Result, ShutdownReport, WorkerPool
 from gofer._run import (
     blocking,
     current,
@@ -59,7 +61,7 @@ from gofer._sync import Once, Pool, WaitGroup, once_value
 from gofer._time import Ticker, Timer, after, after_func, timeout
 
 if _typing.TYPE_CHECKING:
-    from gofer import net, process
+    from gofer import metrics, net, process
 
 __version__ = "0.1.0"
 
@@ -76,14 +78,19 @@ __all__ = [
     "Once",
     "Operation",
     "Pool",
+    "PoolClosed",
+    "PoolStats",
     "RWMutex",
     "RecvChan",
+    "Result",
     "Selected",
     "Semaphore",
     "SendChan",
+    "ShutdownReport",
     "Ticker",
     "Timer",
     "WaitGroup",
+    "WorkerPool",
     "WouldBlock",
     "after",
     "after_func",
@@ -97,6 +104,7 @@ __all__ = [
     "gomaxprocs",
     "gosched",
     "lock_os_thread",
+    "metrics",
     "net",
     "num_cpu",
     "num_goroutine",
@@ -118,7 +126,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _typing.Any:
-    if name in ("net", "process"):  # they need module socket: imported by who uses them
+    # They need much that most programs do without: imported by who uses them.
+    if name in ("metrics", "net", "process"):
         import importlib
 
         return importlib.import_module(f"gofer.{name}")

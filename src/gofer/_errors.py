@@ -8,23 +8,36 @@ class Cancelled(BaseException):
 
     It is no Exception, so `except Exception` lets it through; clean up in `finally`.
 
+    >>> async def worker():
+    ...     await sleep(60)
+    >>> g = go(worker)
     >>> g.cancel("too slow")
-    >>> # in the goroutine: Cancelled('too slow'), with .reason == 'too slow'
+    True
+    >>> await g
+    Traceback (most recent call last):
+    gofer.Cancelled: too slow
     """
 
     _context: Any = None  # the context that ended, if it was one
 
     @property
     def reason(self) -> Any:
-        """What was given to cancel(), or None."""
+        """What was given to cancel(), or None.
+
+        >>> Cancelled("too slow").reason
+        'too slow'
+        """
         return self.args[0] if self.args else None
 
 
 class Deadlock(RuntimeError):
     """Raised by run() when every goroutine is asleep and nothing can wake one.
 
+    >>> async def main():
+    ...     await gofer.Chan().recv()  # nobody sends
     >>> gofer.run(main)
-    gofer.Deadlock: all goroutines are asleep - deadlock!
+    Traceback (most recent call last):
+    gofer.Deadlock: all goroutines are asleep - deadlock!...
     """
 
 
@@ -40,10 +53,23 @@ class GoroutineLeakWarning(RuntimeWarning):
 class ChannelClosed(Exception):
     """The channel is closed.
 
+    >>> ch = Chan()
+    >>> ch.close()
     >>> try:
     ...     value = await ch.recv()
     ... except ChannelClosed:
-    ...     return
+    ...     print("no more")
+    no more
+    """
+
+
+class PoolClosed(ChannelClosed, RuntimeError):
+    """The WorkerPool has been shut down and takes no more jobs.
+
+    >>> try:
+    ...     await pool.submit(job)
+    ... except PoolClosed:
+    ...     save_for_later(job)
     """
 
 
@@ -63,7 +89,7 @@ class ClosedError(ConnectionError):
     >>> try:
     ...     data = await conn.read()
     ... except net.ClosedError:
-    ...     return
+    ...     data = b""
     """
 
 
@@ -75,7 +101,8 @@ class IncompleteRead(EOFError):
     >>> try:
     ...     record = await conn.read_exactly(1024)
     ... except net.IncompleteRead as end:
-    ...     print(len(end.partial))
+    ...     print(len(end.partial), "bytes")
+    31 bytes
     """
 
     def __init__(self, partial: bytes, expected: int | None) -> None:
@@ -102,7 +129,14 @@ class GoExit(BaseException):
     """What goexit() raises, to unwind the goroutine."""
 
 
-for _cls in (Cancelled, Deadlock, GoroutineLeakWarning, ChannelClosed, WouldBlock):
+for _cls in (
+    Cancelled,
+    Deadlock,
+    GoroutineLeakWarning,
+    ChannelClosed,
+    PoolClosed,
+    WouldBlock,
+):
     _cls.__module__ = "gofer"  # where users import it from, and what tracebacks should say
 del _cls
 for _net in (ClosedError, IncompleteRead, LimitExceeded):

@@ -6,6 +6,7 @@ from typing import Any, TypeGuard, TypeVar, overload
 
 from gofer import _core, context
 from gofer._errors import Cancelled, GoExit
+from gofer._hooks import is_async
 from gofer._sync import WaitGroup, _call, go_wrapped, name_of
 
 T = TypeVar("T")
@@ -22,9 +23,10 @@ class Group:
     cancels the others; all failures are raised as an ExceptionGroup. `limit` bounds how many run at
     once. With `collapse`, a single failure is raised as it is.
 
-    >>> async with Group(limit=10) as g:
-    ...     for url in urls:
-    ...         g.go(fetch, url)
+    >>> async with Group(limit=10) as group:
+    ...     pages = [group.go(fetch, url) for url in urls]
+    >>> [await page for page in pages]
+    ['a page', 'a page']
     """
 
     def __init__(self, limit: int | None = None, *, collapse: bool = False) -> None:
@@ -44,7 +46,7 @@ class Group:
     def context(self) -> context.Context:
         """The context of its goroutines.
 
-        >>> g.context.err()
+        >>> group.context.err()
         """
         if self._context is None:
             raise RuntimeError("a Group has no context before its block: async with Group() as g")
@@ -53,7 +55,7 @@ class Group:
     def cancel(self, cause: object = None) -> None:
         """Cancel all its goroutines, and the block. No failure: the block ends quietly.
 
-        >>> g.cancel("enough")
+        >>> group.cancel("enough")
         """
         self.context.cancel(cause)
 
@@ -78,7 +80,7 @@ class Group:
     ) -> _core.Goroutine[Any]:
         """Start a goroutine, plain or async, of this group.
 
-        >>> page = g.go(fetch, url)
+        >>> page = group.go(fetch, url)
         """
         if self._state != "open":
             raise RuntimeError(f"Group.go() outside its block: this group is {self._state}")
@@ -86,7 +88,10 @@ class Group:
             raise TypeError(f"Group.go() needs a function, not {fn!r}")
         self._running.add()
         try:
-            g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
+            if self._permits is not None and not is_async(fn):
+                g = _core.go_here(self._admit, fn, args, kwargs, name=name or name_of(fn))
+            else:
+                g = go_wrapped(self._member, fn, args, kwargs, name or name_of(fn))
         except BaseException:
             self._running.done()
             raise
@@ -106,6 +111,24 @@ class Group:
             return await self._call(fn, args, kwargs)
         async with self._permits:
             return await self._call(fn, args, kwargs)
+
+    async def _admit(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Callable[[], Any]:
+        # A plain function has a thread to itself; while it waits for its turn it needs none.
+        await self.context.__aenter__()
+        assert self._permits is not None
+        await self._permits.acquire()
+        return _core.become_plain(lambda: self._admitted(fn, args, kwargs))
+
+    async def _admitted(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        assert self._permits is not None
+        try:
+            return await self._call(fn, args, kwargs)
+        finally:
+            self._permits.release()
 
     async def _call(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

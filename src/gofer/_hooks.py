@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from gofer import _asyncgen, _core, _dump, signals
+from gofer import _asyncgen, _core, _dump, _watched, signals
 from gofer._errors import (
     Cancelled,
     ChannelClosed,
@@ -55,6 +55,7 @@ __all__ = [
     "last_chance",
     "limited",
     "note_failure",
+    "nothing",
     "quit_dump",
     "stack_of",
     "stalled",
@@ -78,6 +79,10 @@ MAX_TOLD = 1000
 
 attach_thread = _asyncgen.install
 last_chance = _asyncgen.close_all
+
+
+def nothing() -> None:
+    """Give the interpreter an occasion to raise what it has to."""
 
 
 def is_coroutine(obj: object) -> bool:
@@ -233,9 +238,9 @@ def foreign_threads(main_ident: int) -> bool:
         return True
     # First, because a look at their frames would let locals of other threads live longer than their
     # functions, and the collector free them in another order than Python would have.
-    if _thread._count() > 0:
+    if _thread._count() > len(_watched.service_threads):
         return True
-    ours = {main_ident, threading.get_ident()} | _core.m_idents()
+    ours = {main_ident, threading.get_ident()} | _core.m_idents() | _watched.service_threads
     if not sys._current_frames().keys() <= ours:
         return True
     return _core.futures_waiting() > 0 and _native_threads()
@@ -244,7 +249,8 @@ def foreign_threads(main_ident: int) -> bool:
 def _native_threads() -> bool:
     """Whether this process has threads that are neither ours nor, at the moment, Python's."""
     counters = _core.counters()
-    return len(os.listdir("/proc/self/task")) > counters["threads"] + counters["helper_threads"]
+    ours = counters["threads"] + counters["helper_threads"] + len(_watched.service_threads)
+    return len(os.listdir("/proc/self/task")) > ours
 
 
 def foreign_await(obj: object) -> TypeError:

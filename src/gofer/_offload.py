@@ -25,9 +25,8 @@ def offload(
     cancelled, or out of time, so is the call: one that has not begun never will, of one that runs
     nobody will hear. As a case of select() it is cancelled if another case comes first.
 
-    >>> with ProcessPoolExecutor() as pool:
-    ...     async with timeout(60):
-    ...         digest = await offload(pool, slow_hash, data)
+    >>> async with timeout(60):
+    ...     digest = await offload(executor, slow_hash, data)
     """
     from concurrent.futures import Executor
 

@@ -10,7 +10,19 @@ import types
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NoReturn, TypeVar, overload
 
-from gofer import _asyncgen, _cgroup, _core, _debug, _future, _hooks, _stall, signals, trace
+from gofer import (
+    _asyncgen,
+    _cgroup,
+    _core,
+    _debug,
+    _future,
+    _hooks,
+    _numa,
+    _stall,
+    _watched,
+    signals,
+    trace,
+)
 from gofer._errors import Cancelled, GoExit
 from gofer._sync import name_of
 
@@ -22,11 +34,24 @@ MAX_THREADS = 2**31 - 1
 _core.configure(_hooks)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
+procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run
+_nodes_known = False
 
 
 @functools.cache
 def _find_quota() -> None:
     _core.set_quota_files(*_cgroup.quota_files())
+
+
+def _find_nodes() -> None:
+    """Once, by the first run."""
+    global _nodes_known
+    _nodes_known = _nodes_known or _core.set_nodes(_numa.nodes(), None)
+
+
+def _check_affinity(affinity: object) -> None:
+    if affinity is not None and not isinstance(affinity, bool):
+        raise TypeError(f"affinity must be a bool, not {affinity!r}")
 
 
 def _environment_procs() -> int:
@@ -125,18 +150,32 @@ def _as_coroutine(
 
 
 @overload
-def run(main: Coroutine[Any, Any, T], *, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., Coroutine[Any, Any, T]], *args: Any, procs: int | None = None) -> T: ...
-@overload
-def run(main: Callable[..., T], *args: Any, procs: int | None = None) -> T: ...
 def run(
-    main: Callable[..., Any] | Coroutine[Any, Any, Any], *args: Any, procs: int | None = None
+    main: Coroutine[Any, Any, T], *, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., Coroutine[Any, Any, T]],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
+) -> T: ...
+@overload
+def run(
+    main: Callable[..., T], *args: Any, procs: int | None = None, affinity: bool | None = None
+) -> T: ...
+def run(
+    main: Callable[..., Any] | Coroutine[Any, Any, Any],
+    *args: Any,
+    procs: int | None = None,
+    affinity: bool | None = None,
 ) -> Any:
     """Run `main` as goroutine 1 on this thread, and return its result or raise its exception.
 
     When it ends, every other goroutine is cancelled, its `finally` blocks run, and the threads of
-    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run.
+    the runtime end, before run() returns. `procs` is GOMAXPROCS for this run. With `affinity`, on a
+    machine of several NUMA nodes, threads keep to the node of the P they hold (see docs/numa.md);
+    the default is what GOFERDEBUG=affinity=1 says.
 
     >>> async def main(name):
     ...     await gofer.sleep(0.1)
@@ -146,11 +185,15 @@ def run(
     """
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
+    _check_affinity(affinity)
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
-    coro = _as_coroutine(main, args)
+    _find_nodes()
     debug = _debug.options()
+    _watched.run_begins(debug)
+    _core.set_affinity(bool(debug.get("affinity") if affinity is None else affinity))
+    coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
     _core.set_stall(debug.get("stallwarn", _stall.after_ms))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
@@ -166,6 +209,8 @@ def run(
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
     except BaseException as exc:
+        if inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+            coro.close()  # Ctrl-C came before it could begin
         trace._crashed()
         if not isinstance(exc, Cancelled):
             raise
@@ -214,6 +259,7 @@ class lock_os_thread:  # used as a function, and with `with`
 def unlock_os_thread() -> None:
     """Undo one lock_os_thread().
 
+    >>> lock = gofer.lock_os_thread()
     >>> gofer.unlock_os_thread()
     """
     _core.unlock_os_thread()
@@ -246,7 +292,10 @@ def goexit() -> NoReturn:
     Others go on. If main does it, they run to their end, and then run() raises Deadlock, as no
     goroutine is left that could end the program.
 
-    >>> gofer.goexit()
+    >>> async def worker(job):
+    ...     if job is None:
+    ...         gofer.goexit()
+    >>> gofer.go(worker, None)
     """
     current()
     raise GoExit
@@ -255,8 +304,7 @@ def goexit() -> NoReturn:
 def num_cpu() -> int:
     """The CPUs this process was allowed to use when it started.
 
-    >>> gofer.num_cpu()
-    8
+    >>> limit = 2 * gofer.num_cpu()
     """
     return _num_cpu
 
@@ -268,15 +316,18 @@ def gomaxprocs(n: int = 0) -> int:
     The default is the environment's GOMAXPROCS, else the CPUs allowed by affinity and cgroup quota,
     followed while running; 1 with the GIL.
 
-    >>> gofer.gomaxprocs(4)
-    1
+    >>> before = gofer.gomaxprocs(4)
     >>> gofer.gomaxprocs()
     4
     """
     global _wanted_procs
     _check_int(n, "gomaxprocs", 0, MAX_PROCS)
     if _core.running():
-        return _core.gomaxprocs(n)
+        procs = _core.gomaxprocs(n)
+        if n not in (0, procs):
+            for changed in list(procs_watchers):
+                changed()
+        return procs
     before = _wanted_procs or _environment_procs() or _default_procs()
     _wanted_procs = n or _wanted_procs
     return before
@@ -287,7 +338,8 @@ def set_max_threads(n: int) -> int:
 
     A program that needs more ends: run() raises RuntimeError.
 
-    >>> gofer.set_max_threads(100)
-    10000
+    >>> before = gofer.set_max_threads(100)
+    >>> gofer.set_max_threads(before)
+    100
     """
     return _core.set_max_threads(_check_int(n, "the limit", 1, MAX_THREADS))

@@ -11,6 +11,7 @@ class Selected(NamedTuple):
     ...         print("a sent", value)
     ...     case Selected(-1):
     ...         print("neither was ready")
+    a sent 1
     """
 
     index: int  # type: ignore[assignment]  # tuple.index is of no use here

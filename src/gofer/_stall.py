@@ -13,8 +13,8 @@ from gofer import _core, _dump
 class Stall:
     """A goroutine whose code has run, or sat in a call, for long without an await.
 
-    >>> stall.goroutine.name, stall.seconds, stall.file, stall.line
-    ('handle', 0.104, 'program.py', 31)
+    >>> runtime.on_stall(lambda stall: print(stall.goroutine.name, stall.file, stall.line))
+    >>> runtime.on_stall(None)
     """
 
     goroutine: _core.Goroutine[Any]

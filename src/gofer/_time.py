@@ -13,7 +13,7 @@ class Timer:
     The rules are those of Go 1.23: after stop() or reset() nothing from before can be received, and
     a timer that nobody refers to any more is collected. No value is buffered: len(timer.c) is 0.
 
-    >>> timer = Timer(1.5)
+    >>> timer = Timer(0.1)
     >>> now = await timer.c.recv()
     """
 
@@ -49,7 +49,7 @@ class Timer:
 def after(s: float) -> "_core.RecvChan[float]":
     """A channel that gets the time in `s` seconds.
 
-    >>> await select(ch.recv(), after(1.5).recv())
+    >>> first = await select(ch.recv(), after(1.5).recv())
     """
     return _core.timechan("after()", s, False).receiver()
 
@@ -70,13 +70,13 @@ def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
 
 
 class Ticker:
-    """A channel that gets the time every `s` seconds.
+    """A channel, `c`, that gets the time every `s` seconds.
 
     It keeps its phase. Of several ticks that nobody received in time, one is left.
 
-    >>> ticker = Ticker(1)
+    >>> ticker = Ticker(0.1)
     >>> async for now in ticker:
-    ...     print(now)
+    ...     break  # or do something ten times a second
     """
 
     __slots__ = ("_impl", "c")

@@ -3,6 +3,8 @@
 >>> hits = atomic.Int()
 >>> hits.add(1)
 1
+>>> hits.load()
+1
 """
 
 from gofer._core import AtomicBool as Bool

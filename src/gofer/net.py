@@ -5,11 +5,17 @@
 ...     async with conn:
 ...         while data := await conn.read():
 ...             await conn.write(data)
+>>> async def serve(listener):
+...     async for conn in listener:
+...         go(echo, conn)
 >>> async def main():
 ...     async with net.listen("127.0.0.1", 0) as listener:
-...         async for conn in listener:
-...             go(echo, conn)
+...         go(serve, listener)
+...         async with await net.dial(*listener.addr) as conn:
+...             await conn.write(b"hello")
+...             return await conn.read()
 >>> run(main)
+b'hello'
 """
 
 import contextlib
@@ -75,8 +81,8 @@ def __getattr__(name: str) -> Any:
 async def resolve(host: str | None, port: int) -> list[Any]:
     """The addresses of a host, as module socket writes them, in the order in which to try them.
 
-    >>> await net.resolve("localhost", 80)
-    [('::1', 80, 0, 0), ('127.0.0.1', 80)]
+    >>> await net.resolve("127.0.0.1", 80)
+    [('127.0.0.1', 80)]
     """
     return [t.address for t in await _dial.targets(host, port, socket.SOCK_STREAM)]
 
@@ -120,7 +126,8 @@ async def dial(
 async def dial_unix(path: str | bytes | os.PathLike[str], *, timeout: float | None = None) -> Conn:
     """Connect to a Unix stream socket. A name that begins with a zero byte is an abstract one.
 
-    >>> conn = await net.dial_unix("/run/app.sock")
+    >>> async with net.listen_unix("app.sock") as listener:
+    ...     conn = await net.dial_unix("app.sock")
     """
     if timeout is not None:
         async with _timeout(timeout):
@@ -138,6 +145,7 @@ async def start_tls(
 ) -> "TLSConn":
     """Encrypt a connection from here on; `conn` itself is used up.
 
+    >>> conn = await net.dial("example.org", 443)
     >>> tls = ssl.create_default_context()
     >>> conn = await net.start_tls(conn, tls, server_hostname="example.org")
     """
@@ -149,9 +157,11 @@ async def start_tls(
 def dial_udp(host: str | None, port: int) -> PacketConn:
     """A UDP socket that sends to, and hears from, one peer only.
 
-    >>> udp = net.dial_udp("127.0.0.1", 5353)
+    >>> server = net.listen_udp("127.0.0.1", 0)
+    >>> udp = net.dial_udp(*server.local_addr)
     >>> await udp.write(b"question")
-    >>> answer = await udp.read()
+    >>> await server.read()
+    b'question'
     """
     found = _dial.targets_now(host or "localhost", port, socket.SOCK_DGRAM, 0)
     with socket.socket(found[0].family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
@@ -165,7 +175,8 @@ def dial_udp(host: str | None, port: int) -> PacketConn:
 class UnixListener(Listener):
     """A Listener on a path, which close() removes.
 
-    >>> listener = net.listen_unix("/run/app.sock")
+    >>> listener = net.listen_unix("app.sock")
+    >>> listener.close()
     """
 
     __slots__ = ("_path",)
@@ -177,7 +188,10 @@ class UnixListener(Listener):
         return self
 
     def close(self) -> Operation[None]:
-        """As Listener.close(), and remove the path."""
+        """As Listener.close(), and remove the path.
+
+        >>> listener.close()
+        """
         abstract = self._path[:1] in ("\0", b"\0")
         if not self.closed and not abstract:
             with contextlib.suppress(FileNotFoundError):
@@ -231,9 +245,10 @@ def listen(
     With `tls`, a server's ssl.SSLContext, its connections are encrypted. `reuse_port` lets several
     processes share a port. It need not be awaited, but may be.
 
-    >>> async with net.listen("", 8000) as listener:
-    ...     async for conn in listener:
-    ...         go(serve, conn)
+    >>> async with net.listen("127.0.0.1", 0) as listener:
+    ...     host, port = listener.addr
+    ...     go(net.dial, host, port)
+    ...     conn = await listener.accept()
     """
     settings = None
     if tls is not None:
@@ -250,7 +265,8 @@ def listen(
 def listen_unix(path: str | bytes | os.PathLike[str], *, backlog: int = BACKLOG) -> UnixListener:
     """Wait for connections on a Unix stream socket. close() removes the path.
 
-    >>> async with net.listen_unix("/run/app.sock") as listener:
+    >>> async with net.listen_unix("app.sock") as listener:
+    ...     go(net.dial_unix, "app.sock")
     ...     conn = await listener.accept()
     """
     address = path if isinstance(path, bytes) else os.fspath(path)
@@ -263,9 +279,9 @@ def listen_unix(path: str | bytes | os.PathLike[str], *, backlog: int = BACKLOG)
 def listen_udp(host: str | None, port: int, *, reuse_port: bool = False) -> PacketConn:
     """A UDP socket that hears from anybody.
 
-    >>> async with net.listen_udp("127.0.0.1", 5353) as udp:
+    >>> async with net.listen_udp("127.0.0.1", 0) as udp:
+    ...     await udp.write_to(b"to myself", udp.local_addr)
     ...     data, addr = await udp.read_from()
-    ...     await udp.write_to(data, addr)
     """
     with _bound(host, port, socket.SOCK_DGRAM, reuse_port) as sock:
         return PacketConn(sock.detach())

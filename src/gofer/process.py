@@ -1,9 +1,9 @@
 """Other programs: started, talked to through pipes, waited for and never left behind.
 
 >>> from gofer import process
->>> done = await process.run(["git", "log", "-1"], stdout=process.PIPE, timeout=10)
+>>> done = await process.run(["echo", "hello"], stdout=process.PIPE, timeout=10)
 >>> done.stdout
-b'commit ...'
+b'hello\\n'
 """
 
 import os
@@ -40,10 +40,12 @@ class Process:
     `async with` kills it, if it still runs at the end of the block, and closes the pipes. A process
     that is still running when the run ends, or whose starter's context is over, is killed.
 
-    >>> async with await process.start(["cat"], stdin=PIPE, stdout=PIPE) as cat:
+    >>> pipe = process.PIPE
+    >>> async with await process.start(["cat"], stdin=pipe, stdout=pipe) as cat:
     ...     await cat.stdin.write(b"meow")
     ...     cat.stdin.close()
-    ...     text = await cat.stdout.read()
+    ...     print(await cat.stdout.read())
+    b'meow'
     """
 
     __slots__ = (

@@ -1,8 +1,10 @@
 """Signals as values on a channel.
 
 >>> stop = signals.notify(signal.SIGTERM, signal.SIGINT)
+>>> os.kill(os.getpid(), signal.SIGTERM)
 >>> await stop.recv()
 <Signals.SIGTERM: 15>
+>>> signals.stop(stop)
 """
 
 import contextlib
@@ -59,6 +61,7 @@ def notify(*signals: int, capacity: int = 1) -> RecvChan[signal.Signals]:
     do nothing else.
 
     >>> ch = signals.notify(signal.SIGHUP)
+    >>> signals.stop(ch)
     """
     wanted = _check(signals)
     ch: Chan[signal.Signals] = Chan(capacity)
@@ -77,6 +80,7 @@ def notify(*signals: int, capacity: int = 1) -> RecvChan[signal.Signals]:
 def stop(ch: RecvChan[signal.Signals]) -> None:
     """No more signals on this channel. What nobody listens to any more does what it did before.
 
+    >>> ch = signals.notify(signal.SIGHUP)
     >>> signals.stop(ch)
     """
 

@@ -30,7 +30,9 @@ class Flight:
     """Shares the result of a call among all who ask for the same key while it runs.
 
     >>> flight = Flight()
-    >>> a, b = go(flight.do, "k", fetch), go(flight.do, "k", fetch)  # one fetch
+    >>> one, two = go(flight.do, url, fetch, url), go(flight.do, url, fetch, url)  # one fetch
+    >>> await one, await two
+    ('a page', 'a page')
     """
 
     def __init__(self) -> None:

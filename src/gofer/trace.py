@@ -3,7 +3,7 @@
 >>> from gofer import trace
 >>> with trace.recording("program.trace"):
 ...     gofer.run(main)
->>> print(trace.summary("program.trace"))
+>>> text = trace.summary("program.trace")
 
 A trace shows each goroutine running, waiting (for what, where, and who woke it), ready to run but
 not running, and in a blocking call; what each P and each thread did; timers, garbage collections,
@@ -66,8 +66,9 @@ class TraceError(Exception):
 class Recorded(NamedTuple):
     """What `stop` and `FlightRecorder.snapshot` wrote.
 
+    >>> trace.start("program.trace")
     >>> trace.stop()
-    Recorded(path='program.trace', size=48213, lost=0)
+    Recorded(path='program.trace', size=..., lost=0)
     """
 
     path: str
@@ -131,6 +132,7 @@ def start(path: Path) -> None:
     """Begin to record a trace to this file. RuntimeError if one is being recorded.
 
     >>> trace.start("program.trace")
+    >>> recorded = trace.stop()
     """
     global _path, _file
     with _lock:
@@ -150,8 +152,9 @@ def start(path: Path) -> None:
 def stop() -> Recorded | None:
     """End the trace; the file is complete when this returns. Without a trace: nothing happens.
 
+    >>> trace.start("program.trace")
     >>> trace.stop()
-    Recorded(path='program.trace', size=48213, lost=0)
+    Recorded(path='program.trace', size=..., lost=0)
     """
     global _path, _file
     with _lock:
@@ -190,7 +193,7 @@ class FlightRecorder:
 
     >>> with trace.FlightRecorder(seconds=5) as recorder:
     ...     if slow:
-    ...         recorder.snapshot("slow.trace")
+    ...         recorded = recorder.snapshot("slow.trace")
     """
 
     def __init__(
@@ -245,8 +248,9 @@ class FlightRecorder:
     def snapshot(self, path: Path) -> Recorded:
         """Write what it remembers to this file. It goes on.
 
-        >>> recorder.snapshot("slow.trace")
-        Recorded(path='slow.trace', size=1048723, lost=0)
+        >>> with trace.FlightRecorder(seconds=5) as recorder:
+        ...     recorder.snapshot("slow.trace")
+        Recorded(path='slow.trace', size=..., lost=0)
         """
         with _lock:
             if _recorder is not self:
@@ -302,11 +306,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Task:
-    """A piece of work that several goroutines do together: see `task`.
+    """A piece of work that several goroutines do together: see `task`. Has a `name` and an `id`.
 
     >>> with trace.task("request") as t:
-    ...     t.id
-    1
+    ...     print(t.name)
+    request
     """
 
     __slots__ = ("_token", "id", "name")
@@ -351,10 +355,10 @@ def _check_name(name: object, what: str) -> str:
 
 
 class region:  # reads as a statement
-    """Name what a goroutine does in the block, also across awaits. Regions nest.
+    """Give a `name` to what a goroutine does in the block, also across awaits. Regions nest.
 
     >>> with trace.region("parse"):
-    ...     document = parse(await read())
+    ...     page = await fetch(url)
     """
 
     __slots__ = ("_on", "name")
@@ -408,7 +412,7 @@ def load(path: Path, *, truncated: bool = False) -> "Trace":
 def summary(path: Path, *, top: int = 10) -> str:
     """A trace in a page of text: who ran, who waited and for what, and what took longest.
 
-    >>> print(trace.summary("program.trace"))
+    >>> text = trace.summary("program.trace")
     """
     from gofer._trace.summary import summarise, text
 
@@ -420,8 +424,7 @@ def perfetto(path: Path, out: Path) -> int:
 
     Returns how many entries were written.
 
-    >>> trace.perfetto("program.trace", "program.json")
-    1742
+    >>> entries = trace.perfetto("program.trace", "program.json")
     """
     from gofer._trace.perfetto import export
 
@@ -431,7 +434,7 @@ def perfetto(path: Path, out: Path) -> int:
 def serve(path: Path, *, port: int = 0, open_browser: bool = True) -> None:
     """Show a trace in the browser, until Ctrl-C. The page is served on the loopback interface only.
 
-    >>> trace.serve("program.trace")
+    >>> trace.serve("program.trace")  # doctest: +SKIP
     program.trace: http://127.0.0.1:41203/
     """
     from gofer._trace.serve import Viewer

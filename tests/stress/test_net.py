@@ -4,6 +4,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,30 @@ def test_the_poller_is_got_out_of_the_kernel_every_time(procs: int) -> None:
 
     with conn:
         gofer.run(blocked_main, procs=procs)
+
+
+def test_the_poller_starts_while_an_m_goes_to_sleep_over_the_timers(procs: int) -> None:
+    """Each run has its own. If nobody waits in it, what comes is seen when the timer is due."""
+    rng = random.Random(2)
+
+    async def main() -> None:
+        a, b = tcp_pair()
+        conn = net.Conn(a.detach())
+        with conn, b:
+            gofer.go(gofer.sleep, 20)
+            for _ in range(rng.randrange(300)):
+                pass
+            if rng.random() < 0.5:
+                await gofer.gosched()
+            reader = gofer.go(wait_for, conn.read())
+            await gofer.sleep(0.0001 * rng.randrange(3))
+            gofer.go(b.send, b"x")
+            assert await reader == b"x"
+
+    for _ in rounds(divide_by=5):
+        start = time.monotonic()
+        gofer.run(main, procs=procs)
+        assert time.monotonic() - start < 15
 
 
 async def _read_all(conn: net.Conn) -> None:

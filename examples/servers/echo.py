@@ -1,4 +1,4 @@
-"""An echo server: python examples/echo.py [PORT], then for example: nc 127.0.0.1 PORT"""
+"""An echo server: python examples/servers/echo.py [PORT], then for example: nc 127.0.0.1 PORT"""
 
 import contextlib
 import sys

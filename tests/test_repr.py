@@ -162,8 +162,8 @@ def threads() -> Story:
 
 
 STORIES: list[Callable[[], Story]] = [
-    chan, mutex, rwmutex, waitgroup, cond, semaphore, pool, once, group, flight, worker_pool, atomics, timer,
-    ticker, contexts, operations, threads,
+    chan, mutex, rwmutex, waitgroup, cond, semaphore, pool, once, group, flight, worker_pool,
+    atomics, timer, ticker, contexts, operations, threads,
 ]  # fmt: skip
 
 

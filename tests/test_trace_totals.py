@@ -1,5 +1,6 @@
 """What a trace adds up to is what stats() counted meanwhile."""
 
+import itertools
 import threading
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def test_the_network_wakes_goroutines(n: int, tmp_path: Path) -> None:
     kinds = {Kind.GO_UNBLOCK, Kind.GO_NOTIFY, Kind.NET_READY}
     for thread in {e.thread for e in ready}:
         events = [e for e in t.events() if e.thread == thread and e.kind in kinds]
-        for a, b in zip(events, events[1:], strict=False):
+        for a, b in itertools.pairwise(events):
             if a.kind is Kind.NET_READY:
                 assert b.kind is not Kind.NET_READY
                 assert b.args[0] == a.args[1]

@@ -344,6 +344,18 @@ def test_submit_does_nothing_until_it_is_awaited(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def test_submit_is_a_case_of_select(procs: int) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with WorkerPool(1, gate, queue=0) as pool:
+            assert (await gofer.select(pool.submit(1), gofer.sleep(60))).index == 0
+            assert (await gofer.select(pool.submit(2), gofer.sleep(0.01))).index == 1
+            gate.open()
+        assert [r.job for r in await all_of(pool)] == [1]
+
+    gofer.run(main, procs=procs)
+
+
 # --- What handlers do ----------------------------------------------------------------------------
 
 
@@ -383,6 +395,7 @@ class Odd(BaseException):
         (Odd("x"), Odd),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (SystemExit(3), SystemExit),
+        (GeneratorExit("x"), GeneratorExit),
         (StopIteration(1), RuntimeError),
         (StopAsyncIteration(1), (StopAsyncIteration, RuntimeError)),
         (gofer.Cancelled("x"), gofer.Cancelled),
@@ -1170,6 +1183,30 @@ def test_a_pool_that_is_forgotten_is_a_leak() -> None:
 
     with pytest.warns(gofer.GoroutineLeakWarning, match=r"worker \d of double"):
         gofer.run(main)
+
+
+def test_a_leak_with_a_job_in_its_hands_accounts_for_it() -> None:
+    """The handler waits for what cannot come, and nobody else knows the pool."""
+    results: list[gofer.RecvChan[Result[int, None]]] = []
+
+    async def main() -> None:
+        async def forever(n: int) -> None:
+            await gofer.Chan[int]().recv()
+
+        async def leave_it() -> None:
+            pool = WorkerPool(1, forever)
+            await pool.__aenter__()
+            results.append(pool.results)
+            await pool.submit(1)
+            await until(lambda: pool.stats.running)
+
+        await gofer.go(leave_it)
+        await until(lambda: gc.collect() is not None and gofer.num_goroutine() == 1)
+
+    with pytest.warns(gofer.GoroutineLeakWarning, match="worker 0 of"):
+        gofer.run(main)
+    assert results[0].recv_nowait().job == 1
+    assert results[0].closed
 
 
 def test_the_monitor_prints_a_line_every_second() -> None:

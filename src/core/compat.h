@@ -37,6 +37,22 @@ static inline bool compat_trace(PyThreadState *ts, Py_tracefunc fn)
     return true;
 }
 
+static inline bool compat_traced(PyThreadState *ts, Py_tracefunc fn)
+{
+    return ts->c_tracefunc == fn;
+}
+
+/* Whether some thread has still to raise what PyThreadState_SetAsyncExc() gave it. Until then a thread that is traced and
+ * calls a function is caught in the interpreter: it looks for a reason to stop, and the reason is not its own. */
+static inline bool compat_exception_waits(void)
+{
+    PyThreadState *ts = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+    while (ts != NULL && ts->async_exc == NULL) {
+        ts = PyThreadState_Next(ts);
+    }
+    return ts != NULL;
+}
+
 /* Take that back, if it is still there. */
 static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
 {
@@ -98,6 +114,10 @@ static inline void compat_dump_threads(int fd)
     (void)fd;
 #endif
 }
+
+/* Up to 3.12, when PyThreadState_SetAsyncExc() takes an exception back, all threads go on looking for one at each jump and
+ * call, until one is raised. */
+#define COMPAT_TAKING_BACK_IS_FELT (PY_VERSION_HEX < 0x030D0000)
 
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)

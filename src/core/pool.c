@@ -28,8 +28,8 @@ static PyTypeObject PoolWorker_Type;
 static void begin(PoolWorker *w, PyObject *job)
 {
     w->handling = true;
-    atomic_store(&w->started_ns, nanotime());
-    atomic_store(&w->job, Py_NewRef(job));
+    atomic_store_explicit(&w->started_ns, nanotime(), memory_order_relaxed);
+    atomic_store_explicit(&w->job, Py_NewRef(job), memory_order_release);
 }
 
 static double elapsed(const PoolWorker *w)
@@ -235,6 +235,7 @@ static PyObject *worker_close(PyObject *self, PyObject *Py_UNUSED(a))
     PoolWorker *w = (PoolWorker *)self;
     PyObject *inner = w->coro != NULL ? w->coro : w->wait;
     w->coro = w->wait = NULL;
+    w->handling = false; /* what is raised now is not the handler's */
     if (inner == NULL) {
         Py_RETURN_NONE;
     }

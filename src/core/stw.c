@@ -98,7 +98,7 @@ static void set_procs(int n)
     for (int i = 0; i < n; i++) {
         P *p = sched.allp[i];
         if (p == NULL) {
-            p = sched.allp[i] = aligned_alloc(CACHE_PAIR, sizeof(P));
+            p = aligned_alloc(CACHE_PAIR, sizeof(P));
             if (p == NULL) {
                 Py_FatalError("gofer: no memory for a P");
             }
@@ -106,6 +106,7 @@ static void set_procs(int n)
             p->id = i;
             atomic_store(&p->owner, P_DEAD);
             atomic_store(&p->next_timer_ns, TIME_NEVER);
+            __atomic_store_n(&sched.allp[i], p, __ATOMIC_RELEASE); /* stats() looks at any time */
         }
         if (atomic_load(&p->owner) == P_DEAD) {
             lock(&p->timers_lock);

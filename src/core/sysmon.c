@@ -91,7 +91,6 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
-
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
@@ -230,6 +229,7 @@ static bool fall_asleep(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    numa_watched();
     int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
     int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {
@@ -237,7 +237,8 @@ static void *sysmon(void *Py_UNUSED(arg))
         clock_tick(now);
         int64_t next = release_main(now);
         reap_dead_ms();
-        int64_t trace_at = schedtrace(now), quit_at = quit_look(now);
+        int64_t trace_at = schedtrace(now), quit_at = quit_look(now), stall_at = stall_look(now);
+        next = stall_at < next ? stall_at : next;
         next = trace_at < next ? trace_at : next;
         next = quit_at < next ? quit_at : next;
         if (atomic_load(&maxprocs_auto) || atomic_load(&numa_pinning)) {
@@ -300,6 +301,7 @@ void sysmon_stop(void)
         sysmon_poke();
         pthread_join(thread, NULL);
         reap_dead_ms();
+        stall_stop();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

@@ -380,6 +380,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         finally:
             me.ended = True
             if not given_up:
+                self._failed(me, Cancelled("the worker was ended"))  # if it still has a job
                 self._one_less()
 
     def _server(self) -> Callable[[_Worker], Coroutine[Any, Any, bool]]:
@@ -390,10 +391,9 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
     async def _serve_on(
         self, me: _Worker, serve: Callable[[_Worker], Coroutine[Any, Any, bool]]
     ) -> bool:
-        """Until there are no more jobs. A cancel() of just this goroutine, once, is no reason to
-        end.
+        """Until there are no more jobs. True: somebody has given up on this worker.
 
-        True: somebody has given up on this worker.
+        A cancel() of just this goroutine, once, is no reason to end.
         """
         cancelled_at = -1
         while True:
@@ -410,8 +410,6 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         while True:
             try:
                 return not await loop
-            except GeneratorExit:
-                raise
             except BaseException as exc:
                 if not loop.handling:
                     raise
@@ -713,7 +711,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
             while not self._ended.closed:
                 await _core.select(ticker.c.recv(), self._ended.recv_ok())
                 stats, now = self.stats, time.monotonic()
-                rate = (stats.completed - before) / (now - since)
+                rate = (stats.completed - before) / max(now - since, 1e-9)
                 before, since = stats.completed, now
                 stream.write(f"{_line(name_of(self._handler), stats)}, {rate:.0f}/s\n")
                 stream.flush()

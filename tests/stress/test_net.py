@@ -118,19 +118,19 @@ def test_the_poller_starts_while_an_m_goes_to_sleep_over_the_timers(procs: int) 
     """Each run has its own. If nobody waits in it, what comes is seen when the timer is due."""
     rng = random.Random(2)
 
+    def send_later(sock: socket.socket) -> None:
+        time.sleep(0.001)
+        sock.send(b"x")
+
     async def main() -> None:
         a, b = tcp_pair()
         conn = net.Conn(a.detach())
         with conn, b:
-            gofer.go(gofer.sleep, 20)
-            for _ in range(rng.randrange(300)):
-                pass
-            if rng.random() < 0.5:
-                await gofer.gosched()
-            reader = gofer.go(wait_for, conn.read())
-            await gofer.sleep(0.0001 * rng.randrange(3))
-            gofer.go(b.send, b"x")
-            assert await reader == b"x"
+            gofer.go(wait_for, gofer.sleep(20))
+            await gofer.gosched()
+            time.sleep(rng.random() * 0.0003)  # the others go to sleep
+            gofer.go(send_later, b)
+            assert await conn.read() == b"x"
 
     for _ in rounds(divide_by=5):
         start = time.monotonic()

@@ -373,6 +373,19 @@ def test_without_affinity_no_mask_is_touched() -> None:
         assert all(cpus == set(CPUS) for cpus in gofer.run(main, procs=4, affinity=affinity))
 
 
+@needs_two_cpus
+@pytest.mark.filterwarnings("error")
+def test_the_environment_may_ask_for_affinity(
+    two_nodes: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> set[int]:
+        return os.sched_getaffinity(0)
+
+    for setting, cpus in (("affinity=1", two_nodes[0]), ("affinity=0", set(CPUS))):
+        monkeypatch.setenv("GOFERDEBUG", setting)
+        assert gofer.run(main, procs=1) == cpus
+
+
 @pytest.mark.parametrize("wrong", [1, "1", []])
 def test_affinity_is_a_bool(wrong: Any) -> None:
     with pytest.raises(TypeError, match="affinity must be a bool"):

@@ -171,6 +171,18 @@ def test_signals() -> None:
     gofer.run(main)
 
 
+def test_the_end_of_its_starter_s_context_kills_it(procs: int) -> None:
+    async def main() -> None:
+        ctx = gofer.context.with_cancel()
+        async with ctx:
+            p = await process.start(["sleep", "100"])
+            ctx.cancel()
+        assert await p.wait() == -signal.SIGKILL
+        assert children() == []
+
+    gofer.run(main, procs=procs)
+
+
 def test_a_process_that_nobody_waits_for_leaves_no_zombie(procs: int) -> None:
     async def main() -> None:
         for _ in range(5):

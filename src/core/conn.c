@@ -458,7 +458,7 @@ static size_t buffered(const Conn *c)
 /* Most connections have nothing in it most of the time: then it is not there at all. */
 static void buf_release(Conn *c)
 {
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     c->buf = NULL;
     c->start = c->end = c->cap = 0;
 }
@@ -487,7 +487,7 @@ static bool buf_room(Conn *c)
         return true;
     }
     size_t cap = c->cap == 0 ? FILL : c->cap * 2;
-    char *more = PyMem_RawRealloc(c->buf, cap);
+    char *more = realloc(c->buf, cap);
     if (more == NULL) {
         PyErr_NoMemory();
         return false;
@@ -528,7 +528,7 @@ static Try try_read(M *m, Conn *c, IoOp *op, PyObject **value)
         return done(PyBytes_FromString(""), value);
     }
     if (m != NULL && m->scratch == NULL) {
-        m->scratch = PyMem_RawMalloc(SCRATCH);
+        m->scratch = malloc(SCRATCH);
     }
     if (m != NULL && m->scratch != NULL && n <= SCRATCH && !c->bulk) {
         ssize_t got = do_recv(c, m->scratch, n);
@@ -1252,7 +1252,7 @@ static void descriptor_dealloc(PyObject *self)
         PyObject_ClearWeakRefs(self);
     }
     close_fd(c->fd, c->pd); /* nobody uses it: operations hold a reference */
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     Py_XDECREF(c->local);
     Py_XDECREF(c->remote);
     live_add(tls_m, LIVE_CONN, -1);

@@ -33,7 +33,7 @@ static void places_add(Places *s, PyCodeObject *code, int lasti) /* eats the ref
 {
     if (s->n == s->cap) {
         size_t cap = s->cap > 0 ? s->cap * 2 : 16;
-        Place *more = PyMem_RawRealloc(s->at, cap * sizeof *more);
+        Place *more = realloc(s->at, cap * sizeof *more);
         if (more == NULL) {
             Py_DECREF(code); /* not the last: it runs */
             return;
@@ -63,7 +63,7 @@ static void places_clear(Places *s)
     for (size_t i = 0; i < s->n; i++) {
         Py_DECREF(s->at[i].code);
     }
-    PyMem_RawFree(s->at);
+    free(s->at);
     *s = (Places){0};
 }
 
@@ -297,8 +297,8 @@ static bool on_threads_alloc(OnThreads *found)
     lock(&sched.lock);
     found->cap = (size_t)sched.nm + 16; /* more may come: they are missed */
     unlock(&sched.lock);
-    found->ids = PyMem_RawCalloc(found->cap, sizeof *found->ids);
-    found->stacks = PyMem_RawCalloc(found->cap, sizeof *found->stacks);
+    found->ids = calloc(found->cap, sizeof *found->ids);
+    found->stacks = calloc(found->cap, sizeof *found->stacks);
     return found->ids != NULL && found->stacks != NULL;
 }
 
@@ -311,8 +311,8 @@ static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
     bool quick;
     if (result == NULL || !on_threads_alloc(&found)) {
         Py_XDECREF(result);
-        PyMem_RawFree(found.ids);
-        PyMem_RawFree(found.stacks);
+        free(found.ids);
+        free(found.stacks);
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
@@ -330,8 +330,8 @@ static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
         Py_XDECREF(id);
         Py_XDECREF(key);
     }
-    PyMem_RawFree(found.ids);
-    PyMem_RawFree(found.stacks);
+    free(found.ids);
+    free(found.stacks);
     return result;
 }
 

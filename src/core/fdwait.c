@@ -45,7 +45,7 @@ static Entry *entry_get(int fd)
         while (size <= fd) {
             size *= 2;
         }
-        Entry *more = PyMem_RawRealloc(table, (size_t)size * sizeof *more);
+        Entry *more = realloc(table, (size_t)size * sizeof *more);
         if (more == NULL) {
             errno = ENOMEM;
             return NULL;

@@ -48,7 +48,7 @@ static bool nodes_grow(Notes *notes)
         return true;
     }
     Notes more = {.size = notes->size > 0 ? notes->size * 2 : 1 << 16};
-    more.nodes = PyMem_RawCalloc(more.size, sizeof *more.nodes);
+    more.nodes = calloc(more.size, sizeof *more.nodes);
     if (more.nodes == NULL) {
         return false;
     }
@@ -57,7 +57,7 @@ static bool nodes_grow(Notes *notes)
             *node_at(&more, notes->nodes[i].op) = notes->nodes[i];
         }
     }
-    PyMem_RawFree(notes->nodes);
+    free(notes->nodes);
     notes->nodes = more.nodes;
     notes->size = more.size;
     return true;
@@ -69,7 +69,7 @@ static bool edges_grow(Notes *notes)
         return true;
     }
     size_t cap = notes->cap > 0 ? notes->cap * 2 : 1 << 18;
-    PyObject **more = PyMem_RawRealloc(notes->edges, cap * sizeof *more);
+    PyObject **more = realloc(notes->edges, cap * sizeof *more);
     if (more == NULL) {
         return false;
     }
@@ -160,7 +160,7 @@ static bool find_alive(Notes *notes)
         Node *to = node_at(notes, notes->edges[i]);
         to->refs -= to->op != NULL;
     }
-    Node **stack = PyMem_RawMalloc((notes->n + 1) * sizeof *stack);
+    Node **stack = malloc((notes->n + 1) * sizeof *stack);
     if (stack == NULL) {
         return false;
     }
@@ -170,7 +170,7 @@ static bool find_alive(Notes *notes)
             mark_alive(notes, node, stack);
         }
     }
-    PyMem_RawFree(stack);
+    free(stack);
     return true;
 }
 
@@ -217,9 +217,9 @@ static PyObject *core_leaks(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
-    PyMem_RawFree(notes.nodes);
-    PyMem_RawFree(notes.edges);
+    free(all);
+    free(notes.nodes);
+    free(notes.edges);
     Py_XDECREF(notes.probe);
     return list;
 }

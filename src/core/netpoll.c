@@ -89,7 +89,7 @@ PollDesc *desc_new(void)
 {
     lock(&net.lock);
     if (net.free == NULL && net.ndescs < (uint32_t)CHUNK * CHUNKS) {
-        PollDesc *chunk = PyMem_RawCalloc(CHUNK, sizeof *chunk);
+        PollDesc *chunk = calloc(CHUNK, sizeof *chunk);
         for (uint32_t i = 0; chunk != NULL && i < CHUNK; i++) {
             chunk[i].index = net.ndescs + i;
             chunk[i].next_free = i + 1 < CHUNK ? &chunk[i + 1] : NULL;

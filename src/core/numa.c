@@ -356,7 +356,7 @@ static PyObject *victims(PyObject *Py_UNUSED(mod), PyObject *args)
     if (!PyArg_ParseTuple(args, "y#iI", &node, &n, &p, &random)) {
         return NULL;
     }
-    Nodes *of = n > 0 && n <= MAX_PROCS && p >= 0 && p < n ? PyMem_RawMalloc(sizeof *of) : NULL;
+    Nodes *of = n > 0 && n <= MAX_PROCS && p >= 0 && p < n ? malloc(sizeof *of) : NULL;
     if (of == NULL) {
         PyErr_SetString(PyExc_ValueError, "there are not that many Ps");
         return NULL;
@@ -375,7 +375,7 @@ static PyObject *victims(PyObject *Py_UNUSED(mod), PyObject *args)
         }
         Py_XDECREF(id);
     }
-    PyMem_RawFree(of);
+    free(of);
     return list;
 }
 

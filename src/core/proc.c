@@ -70,7 +70,7 @@ static void put_off(M *m, uintptr_t item)
     Drops *d = m != NULL ? &m->drops : &foreign_drops;
     if (d->n == d->cap) {
         size_t cap = d->cap > 0 ? d->cap * 2 : 64;
-        uintptr_t *more = PyMem_RawRealloc(d->items, cap * sizeof *more);
+        uintptr_t *more = realloc(d->items, cap * sizeof *more);
         if (more == NULL) {
             return; /* out of memory: keeping the object alive for ever is the safe mistake */
         }
@@ -110,7 +110,7 @@ void drop_now(M *m)
             *d = (Drops){batch.items, 0, batch.cap};
         }
         else {
-            PyMem_RawFree(batch.items);
+            free(batch.items);
         }
     }
 }
@@ -291,7 +291,7 @@ static M *idle_m_get(const P *p) /* sched.lock */
 
 M *m_new(void)
 {
-    M *m = PyMem_RawCalloc(1, sizeof(M));
+    M *m = calloc(1, sizeof(M));
     if (m != NULL) {
         m->id = ++sched.next_m_id; /* never used again: P.owner relies on it */
         m->node = -1;
@@ -308,7 +308,9 @@ void m_set_thread(M *m)
 
 bool m_init(M *m, PyThreadState *ts)
 {
+    lock(&sched.lock); /* sysmon and the preemptor look */
     m->ts = ts;
+    unlock(&sched.lock);
     m->context = PyContext_New();
     if (m->context == NULL || PyContext_Enter(m->context) < 0) {
         return false;
@@ -338,9 +340,9 @@ void m_fini(M *m)
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
-    PyMem_RawFree(m->drops.items);
+    free(m->drops.items);
     m->drops = (Drops){0};
-    PyMem_RawFree(m->scratch);
+    free(m->scratch);
     m->scratch = NULL;
 }
 
@@ -356,7 +358,7 @@ void m_unlink(M *m)
 void m_free(M *m)
 {
     preempt_forget(m); /* sysmon may have asked a moment too late */
-    PyMem_RawFree(m);
+    free(m);
 }
 
 void reap_dead_ms(void)
@@ -407,7 +409,7 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
         }
         sched.allm = m->all_next;
         sched.nm--;
-        PyMem_RawFree(m);
+        free(m);
         limit = -sched.nm;
     }
     /* No place for an exception here: the next M in execute() reports it. */

@@ -141,7 +141,7 @@ static void cancel_all(bool again)
         }
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
+    free(all);
 }
 
 void main_ended(GEnd end)
@@ -222,8 +222,8 @@ bool user_leave(M *m)
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
             take_back(m);
-            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
-             * it was gone: then it must not. */
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while it was
+             * gone: then it must not. */
             atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }
@@ -407,7 +407,7 @@ static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
             Py_DECREF(all[i]);
         }
     }
-    PyMem_RawFree(all);
+    free(all);
     return list;
 }
 
@@ -572,7 +572,7 @@ static void bury_the_rest(M *m)
             }
             Py_DECREF(all[i]);
         }
-        PyMem_RawFree(all);
+        free(all);
         drop_now(m);
     }
 }
@@ -1063,8 +1063,8 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
         cap = need + 16;
         unlock(&sched.lock);
-        PyMem_RawFree(idents);
-        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        free(idents);
+        idents = malloc((size_t)cap * sizeof *idents);
         if (idents == NULL) {
             Py_XDECREF(set);
             return PyErr_NoMemory();
@@ -1085,7 +1085,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
-    PyMem_RawFree(idents);
+    free(idents);
     return set;
 }
 

@@ -17,6 +17,8 @@
  *      under the GIL, or with all attached threads stopped) always sees them whole.
  *   4. The order of locks: p_enter() first (it may detach), then the ObjLock of what goroutines wait on
  *      (contexts before channels, channels by address), then g_lock, a heap's timers_lock, sched.lock.
+ *   5. Memory that is no object's is the C library's. CPython's may want to be attached, also in a thread that is
+ *      not and that holds a lock: PyMem_RawMalloc() under tracemalloc waits for the GIL.
  */
 #ifndef GOFER_RUNTIME_H
 #define GOFER_RUNTIME_H
@@ -24,6 +26,7 @@
 #include "compat.h"
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define likely(x)   __builtin_expect(!!(x), 1)
@@ -1014,7 +1017,7 @@ void scan_end(G *g);
 bool m_in_syscall(M *m); /* sched.lock: whether the call it is in blocks */
 M *own_m(
     void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
-G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+G **allgs_snapshot(Py_ssize_t *n); /* free it; each entry owned; NULL: no memory */
 int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */

@@ -915,7 +915,7 @@ void trace_status_of_silent(void)
         }
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
+    free(all);
 }
 
 /* ---- what the user has to say ---- */

@@ -1074,7 +1074,8 @@ static inline M *m_after(M *m)
 #ifdef Py_GIL_DISABLED
 extern PyTypeObject interrupt_type;
 #endif
-void interrupt_ready(M *m);   /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
+void interrupt_ready(
+    M *m); /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
 void interrupt_end_m(M *m); /* its own: it ends */
 bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
 bool interrupt_wanted(

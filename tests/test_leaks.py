@@ -647,6 +647,48 @@ def test_what_a_foreign_thread_holds_is_no_leak(no_collector: None, procs: int) 
     gofer.run(main, procs=procs)
 
 
+async def holds_on_its_stack(ch: gofer.Chan[int]) -> None:
+    """A leak, with a generator that stops in the middle of a call whose arguments it has loaded."""
+
+    def gives() -> Iterator[None]:
+        mine = ch
+        (lambda *args: None)(mine, mine, mine, (yield))
+
+    suspended = gives()
+    next(suspended)
+    await gofer.Chan[None]().recv()
+    del suspended
+
+
+def test_what_a_leak_has_on_its_stack_as_well_is_counted_once(
+    no_collector: None, procs: int
+) -> None:
+    def foreign(box: list[gofer.Chan[int]]) -> None:
+        ch = box.pop()
+        gofer.block(started.send(None))
+        gofer.block(done.recv_ok())
+        ch.close()
+
+    def start() -> None:
+        ch = gofer.Chan[int]()
+        gofer.go(holds_on_its_stack, ch)
+        gofer.go(iterates, ch)
+        box.append(ch)
+
+    async def main() -> None:
+        start()
+        with thread(foreign, box):
+            try:
+                await started.recv()
+                await leaked("holds_on_its_stack")
+            finally:
+                done.close()
+
+    box: list[gofer.Chan[int]] = []
+    started, done = gofer.Chan[None](), gofer.Chan[None]()
+    gofer.run(main, procs=procs)
+
+
 def test_what_a_handle_or_a_deadline_can_still_end_is_no_leak(
     no_collector: None, procs: int
 ) -> None:

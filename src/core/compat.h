@@ -97,6 +97,36 @@ static inline bool compat_visit_containers(int (*fn)(PyObject *, void *), void *
 #endif
 }
 
+/* What a coroutine or generator visits and has no reference of its own to: since 3.14 its stack may borrow from its local
+ * variables. Such an entry is marked in its lowest bit. `visit` is called for each. */
+static inline void compat_visit_borrowed(PyObject *op, visitproc visit, void *arg)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    if (!PyGen_CheckExact(op) && !PyCoro_CheckExact(op) && !PyAsyncGen_CheckExact(op)) {
+        return;
+    }
+    /* Local variables and stack are at its end. Of its other words, one points there: how far they are filled. */
+    PyCodeObject *code = PyGen_GetCode((PyGenObject *)op); /* any of the three */
+    uintptr_t *items = (uintptr_t *)((char *)op + Py_TYPE(op)->tp_basicsize), *top = items;
+    uintptr_t end = (uintptr_t)(items + code->co_nlocalsplus + code->co_stacksize);
+    Py_DECREF(code); /* not the last */
+    for (uintptr_t *word = (uintptr_t *)(op + 1); word < items; word++) {
+        if (*word > (uintptr_t)items && *word <= end) {
+            top = (uintptr_t *)*word;
+        }
+    }
+    for (; items < top; items++) {
+        if ((*items & 3) == 1 && *items > 3) {
+            visit((PyObject *)(*items & ~(uintptr_t)3), arg);
+        }
+    }
+#else
+    (void)op;
+    (void)visit;
+    (void)arg;
+#endif
+}
+
 /* Write where the Python code of each thread stands, when nobody can attach any more: faulthandler's own, which some
  * CPythons let others use. */
 #if defined(__GNUC__) && !defined(Py_GIL_DISABLED)

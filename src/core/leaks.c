@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     Node *nodes; /* by hash of the address */
     size_t n, size;
-    PyObject **edges;
+    uintptr_t *edges; /* addresses; tagged with 1: to be taken back, see compat_visit_borrowed */
     size_t nedges, cap;
     PyObject *probe; /* has one reference, ours: what is seen beyond that is the looker's own */
     Py_ssize_t extra;
@@ -69,7 +69,7 @@ static bool edges_grow(Notes *notes)
         return true;
     }
     size_t cap = notes->cap > 0 ? notes->cap * 2 : 1 << 18;
-    PyObject **more = realloc(notes->edges, cap * sizeof *more);
+    uintptr_t *more = realloc(notes->edges, cap * sizeof *more);
     if (more == NULL) {
         return false;
     }
@@ -78,15 +78,24 @@ static bool edges_grow(Notes *notes)
     return true;
 }
 
-static int note_reference(PyObject *to, void *arg)
+static int note_edge(Notes *notes, uintptr_t edge)
 {
-    Notes *notes = arg;
     if (!edges_grow(notes)) {
         notes->failed = true;
         return 1;
     }
-    notes->edges[notes->nedges++] = to;
+    notes->edges[notes->nedges++] = edge;
     return 0;
+}
+
+static int note_reference(PyObject *to, void *arg)
+{
+    return note_edge(arg, (uintptr_t)to);
+}
+
+static int note_borrowed(PyObject *to, void *arg)
+{
+    return note_edge(arg, (uintptr_t)to | 1);
 }
 
 /* What Ms are about to let go of, and only had to put off, wakes nobody. */
@@ -129,6 +138,7 @@ static int note_object(PyObject *op, void *arg)
         traverse(op, note_reference, notes);
     }
     node->n = notes->nedges - node->first;
+    compat_visit_borrowed(op, note_borrowed, notes);
     return !notes->failed;
 }
 
@@ -142,7 +152,7 @@ static void mark_alive(Notes *notes, Node *root, Node **stack)
     while (depth > 0) {
         Node *node = stack[--depth];
         for (size_t i = 0; i < node->n; i++) {
-            Node *to = node_at(notes, notes->edges[node->first + i]);
+            Node *to = node_at(notes, (PyObject *)notes->edges[node->first + i]);
             if (to->op != NULL && !to->alive) {
                 to->alive = true;
                 stack[depth++] = to; /* each once: there is room for all */
@@ -157,8 +167,11 @@ static bool find_alive(Notes *notes)
         notes->nodes[i].refs -= notes->extra;
     }
     for (size_t i = 0; i < notes->nedges; i++) {
-        Node *to = node_at(notes, notes->edges[i]);
-        to->refs -= to->op != NULL;
+        bool borrowed = notes->edges[i] & 1;
+        Node *to = node_at(notes, (PyObject *)(notes->edges[i] & ~(uintptr_t)1));
+        if (to->op != NULL) {
+            to->refs += borrowed ? 1 : -1;
+        }
     }
     Node **stack = malloc((notes->n + 1) * sizeof *stack);
     if (stack == NULL) {

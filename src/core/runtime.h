@@ -755,6 +755,7 @@ void globrunq_put_list(G *head, G *tail, int n); /* sched.lock */
 void globrunq_put_head(G *head, G *tail, int n); /* sched.lock */
 G *globrunq_get(void);                           /* sched.lock */
 G *globrunq_get_batch(P *p);                     /* sched.lock */
+G *globrunq_get_wired(void);                     /* sched.lock */
 
 /* ---- timer.c ---------------------------------------------------------------------------------- */
 
@@ -1028,6 +1029,7 @@ int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to l
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
 int64_t hurry(M *m);           /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
+void user_cancel(M *m);       /* its own: Cancelled is raised there, soon, if it does not leave before */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
@@ -1153,6 +1155,7 @@ void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
 bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
 bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
 
+extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */
 extern _Atomic bool preempt_off;        /* GOFERDEBUG=asyncpreemptoff=1 */
 

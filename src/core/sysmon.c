@@ -128,6 +128,9 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 static bool has_had_enough(int i, M *m, int64_t now)
 {
     int64_t had = now - seen[i].since_ns;
+    if (atomic_load(&m->user) == USER_NONE) {
+        return had >= SLICE_NS; /* destructors, in no goroutine: drop_as_user() */
+    }
     if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
         seen[i].asked_ns = now;
     }

@@ -1,5 +1,6 @@
 """Preemption: goroutines that compute, and reach no scheduling point, share the Ps with others."""
 
+import gc
 import sys
 import threading
 import time
@@ -10,7 +11,8 @@ import pytest
 
 import gofer
 from gofer import _core
-from tests.support import FREE_THREADED, run_program, until
+from tests import support
+from tests.support import FREE_THREADED, run_program, thread, until
 
 needs_monitoring = pytest.mark.skipif(
     sys.version_info < (3, 12) or FREE_THREADED,
@@ -205,6 +207,30 @@ def test_a_lock_that_a_stopped_goroutine_holds_is_released_in_time() -> None:
         hogs.stop = True
 
     gofer.run(main, procs=1)
+
+
+def test_a_lock_that_all_want_does_not_cost_a_thread_for_each(procs: int) -> None:
+    """Its holder, once stopped, goes on before more of them block their threads."""
+    lock = threading.Lock()
+    many = 500
+
+    async def holds() -> None:
+        with lock:
+            support.spin(0.1)
+
+    async def wants() -> None:
+        with lock:
+            pass
+
+    async def main() -> int:
+        holder = gofer.go(holds)
+        await until(lock.locked)
+        for g in [gofer.go(wants) for _ in range(many)]:
+            await g
+        await holder
+        return _core.counters()["threads"]
+
+    assert gofer.run(main, procs=procs) < many / 4
 
 
 def test_a_module_whose_import_takes_long_stops_nobody(
@@ -455,6 +481,196 @@ def test_the_second_ctrl_c_ends_an_endless_main() -> None:
         """
     )
     assert done.check() == "interrupted\n"
+
+
+def test_an_abort_raises_nothing_where_no_goroutine_runs() -> None:
+    """In the stopped goroutine, yes: but not after that has come to its end all the same."""
+    done = run_program(
+        """
+        import sys, threading, time, gofer
+        from gofer import _core
+
+        over = False
+        waiting = threading.Event()
+        sys.unraisablehook = lambda what: print("unraisable", repr(what.exc_value))
+
+        def killer():
+            global over
+            waiting.wait()
+            while main_g.state != "runnable":
+                time.sleep(0.0005)
+            over = True
+            _core.abort()
+
+        async def spin():
+            while not over:
+                pass
+
+        async def main():
+            global main_g
+            main_g = _core.current()
+            for _ in range(3):
+                gofer.go(spin)
+            waiting.set()
+            while not over:
+                pass
+
+        for _ in range(5):
+            over = False
+            waiting.clear()
+            thread = threading.Thread(target=killer)
+            thread.start()
+            try:
+                gofer.run(main, procs=1)
+            except (gofer.Cancelled, KeyboardInterrupt):
+                pass
+            thread.join()
+        print("done")
+        """
+    )
+    assert done.check() == "done\n"
+
+
+# --- Collections ----------------------------------------------------------------------------------
+
+
+class Cycle:
+    """Garbage whose end takes a while."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+    def __del__(self) -> None:
+        for _ in range(1000):
+            pass
+
+
+def test_loops_are_stopped_after_collections_as_before(procs: int) -> None:
+    async def main() -> None:
+        hogs = Hogs(procs + 2)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(procs + 2)]
+        for _ in range(10):
+            await preempted(2)
+            for _ in range(20):
+                gc.collect()
+        await until(lambda: _core.counters()["stopped_threads"] >= 2, "two are stopped")
+        hogs.stop = True
+        for g in goroutines:
+            await g
+
+    gofer.run(main, procs=procs)
+
+
+def test_nobody_is_stopped_in_the_middle_of_a_collection() -> None:
+    """Until he went on, no other could collect anything."""
+    phases: dict[str, object] = {}
+    stopped_inside = 0
+
+    async def collect(hogs: Hogs) -> None:
+        while not hogs.stop:
+            for _ in range(20):
+                Cycle()
+            phases.clear()
+            gc.collect()
+
+    async def main() -> None:
+        nonlocal stopped_inside
+        hogs = Hogs(3)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(3)]
+        collector = gofer.go(collect, hogs)
+        before = preemptions()
+
+        def look() -> None:
+            nonlocal stopped_inside
+            while preemptions() < before + 60:
+                if collector.state == "runnable" and "start" in phases and "stop" not in phases:
+                    stopped_inside += collector.state == "runnable"
+                time.sleep(0.001)
+            hogs.stop = True
+
+        with thread(look):
+            for g in [*goroutines, collector]:
+                await g
+
+    enabled = gc.isenabled()
+    gc.disable()
+    gc.callbacks.insert(1, phases.__setitem__)
+    try:
+        gofer.run(main, procs=1)
+    finally:
+        gc.callbacks.remove(phases.__setitem__)
+        if enabled:
+            gc.enable()
+    assert stopped_inside == 0
+
+
+def test_destructors_that_take_long_are_handed_off() -> None:
+    """What a goroutine leaves behind runs in none: it cannot be stopped, so nobody tries to."""
+    waited: list[float] = []
+    ticks = 0
+
+    class Slow:
+        def __del__(self) -> None:
+            before, since = ticks, time.monotonic()
+            while ticks == before and time.monotonic() < since + 5:
+                pass
+            waited.append(time.monotonic() - since)
+
+    async def make() -> list[Slow]:
+        return [Slow()]
+
+    async def main() -> None:
+        nonlocal ticks
+        for _ in range(8):
+            n = len(waited)
+            gofer.go(make)
+            while len(waited) == n:
+                await gofer.gosched()
+                ticks += 1
+
+    gofer.run(main, procs=1)
+    assert min(waited) < 0.09  # it is 0.1 longer if somebody waits for it to be stopped
+
+
+# --- Limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4])
+def test_with_too_few_threads_it_fails_as_without_preemption(limit: int) -> None:
+    """All threads there may be wait for a lock whose holder is stopped."""
+    done = run_program(
+        """
+        import sys, threading, time, gofer
+
+        lock = threading.Lock()
+
+        def holder():
+            with lock:
+                until = time.monotonic() + 0.3
+                while time.monotonic() < until:
+                    pass
+
+        def waiter():
+            with lock:
+                pass
+
+        async def main():
+            gs = [gofer.go(holder)]
+            while not lock.locked():
+                await gofer.gosched()
+            gs += [gofer.go(waiter) for _ in range(3)]
+            for g in gs:
+                await g
+
+        gofer.set_max_threads(int(sys.argv[1]))
+        try:
+            gofer.run(main, procs=1)
+        except RuntimeError as e:
+            print(e)
+        """,
+        str(limit),
+    )
+    assert f"{limit}-thread limit" in done.check()
 
 
 # --- sys.monitoring belongs to others too ---------------------------------------------------------

@@ -407,6 +407,15 @@ static inline void compat_revive(PyObject *op)
 #endif
 }
 
+#ifdef Py_GIL_DISABLED
+/* The same, but the object is that thread's (its _Py_ThreadId()). */
+static inline void compat_revive_for(PyObject *op, uintptr_t thread)
+{
+    compat_revive(op);
+    __atomic_store_n(&op->ob_tid, thread, __ATOMIC_RELAXED);
+}
+#endif
+
 /* Whether there is one reference in all, so that nobody but its owner can get at the object: other threads get
  * references through the collector only, while this one is stopped. */
 static inline bool compat_unique(PyObject *op)

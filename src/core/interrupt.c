@@ -8,26 +8,42 @@
 
 /* Who drops the last reference to an object that another thread owns leaves the rest to that: it deallocates the object
  * when it is next at a boundary (_Py_brc_queue_object). So each M has a token, made by its own thread, and whoever wants
- * it to stop drops that. Nobody else is slowed down, and nothing of CPython's is stopped or changed. */
+ * it to stop drops that. Nobody else is slowed down, and nothing of CPython's is stopped or changed.
+ *
+ * A collection, on a thread of its choice, does what others have not done yet: the token may end anywhere. It is not
+ * freed but goes back to its M, which may be in a loop for long and could not make another there. */
 
 typedef struct {
     PyObject ob_base;
-    M *m; /* NULL: that has ended */
+    int m_id;         /* no pointer: it may outlive its M */
+    uintptr_t thread; /* that made it, as CPython calls it */
 } Token;
+
+/* By the last who has it, on any thread. */
+static bool give_back(Token *token)
+{
+    M *m = NULL;
+    PyObject *none = NULL;
+    compat_revive_for((PyObject *)token, token->thread);
+    lock(&sched.lock);
+    while ((m = m_after(m)) != NULL && m->id != token->m_id) {
+    }
+    bool back = m != NULL && m->ts != NULL && /* else it ends */
+                atomic_compare_exchange_strong(&m->token, &none, (PyObject *)token);
+    unlock(&sched.lock);
+    return back;
+}
 
 static void token_dealloc(PyObject *self)
 {
-    M *m = ((Token *)self)->m;
-    PyObject_Free(self);
-    /* The collector takes what threads have not done yet upon itself, on a thread of its choice: then it was in vain,
-     * and the M's next slice makes another. */
-    if (m == NULL || m != tls_m) {
-        return;
+    M *m = tls_m;
+    bool own = m != NULL && m->id == ((Token *)self)->m_id;
+    if (!give_back((Token *)self)) {
+        PyObject_Free(self);
     }
-    interrupt_ready(m); /* for the next time */
-    if (preempt_claim(m) && !preempt_park(m)) {
+    if (own && preempt_claim(m) && !preempt_park(m)) {
         PyErr_Clear(); /* there is nobody here to raise it */
-        PyThreadState_SetAsyncExc(m->ident, hooks.Cancelled);
+        user_cancel(m);
     }
 }
 
@@ -40,24 +56,24 @@ PyTypeObject interrupt_type = {
 
 void interrupt_ready(M *m)
 {
+    PyObject *none = NULL;
     if (atomic_load(&m->token) == NULL) {
         Token *token = PyObject_New(Token, &interrupt_type);
         if (token == NULL) {
             PyErr_Clear(); /* it will not be stopped, then: sysmon hands its P on */
             return;
         }
-        token->m = m;
-        atomic_store(&m->token, (PyObject *)token); /* nobody else makes one */
+        token->m_id = m->id;
+        token->thread = _Py_ThreadId();
+        if (!atomic_compare_exchange_strong(&m->token, &none, (PyObject *)token)) {
+            PyObject_Free(token); /* it has just got its own back */
+        }
     }
 }
 
 void interrupt_end_m(M *m)
 {
-    PyObject *token = atomic_exchange(&m->token, NULL);
-    if (token != NULL) {
-        ((Token *)token)->m = NULL;
-        Py_DECREF(token);
-    }
+    Py_XDECREF(atomic_exchange(&m->token, NULL));
 }
 
 bool interrupt_waits(M *m)

@@ -133,6 +133,7 @@ static int module_exec(PyObject *mod)
         PyModule_AddFunctions(mod, numa_methods) < 0 ||
         PyModule_AddFunctions(mod, stats_methods) < 0 ||
         PyModule_AddFunctions(mod, dump_methods) < 0 ||
+        PyModule_AddFunctions(mod, preempt_methods) < 0 ||
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||
         PyModule_AddFunctions(mod, quit_methods) < 0 ||
         PyModule_AddFunctions(mod, leaks_methods) < 0 ||

@@ -109,19 +109,24 @@ void preempt_failed(M *m)
 
 /* ---- stopping ---- */
 
+/* This thread collects garbage: while it did not go on, nobody else could collect any. Counts, because others that are
+ * called when a collection begins and ends are Python functions: see collecting(). */
+static _Thread_local int collecting;
+
 bool preempt_claim(M *m)
 {
     G *g = m->curg;
-    bool stop = g != NULL && !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
-                atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
-                /* it has not begun to wait, in code that drives a coroutine by hand */
-                atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
-                /* nobody waits for it to have looked at his frames, with a P perhaps */
-                !g_scanning() &&
-                atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS &&
-                /* the scheduler has not been here and called something that is in Python */
-                (m->p == NULL ||
-                 atomic_load_explicit(&m->p->owner, memory_order_relaxed) != p_owner(m, P_RUNNING));
+    bool stop =
+        g != NULL && collecting == 0 &&
+        !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
+        atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
+        /* it has not begun to wait, in code that drives a coroutine by hand */
+        atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
+        /* nobody waits for it to have looked at his frames, with a P perhaps */
+        !g_scanning() && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS &&
+        /* the scheduler has not been here and called something that is in Python */
+        (m->p == NULL || atomic_load_explicit(&m->p->owner, memory_order_relaxed) !=
+                             p_owner(m, P_RUNNING));
     if (stop) {
         preempt_forget(m);
     }
@@ -242,3 +247,20 @@ void preempt_stop(void)
     }
     atomic_store(&unavailable, false);
 }
+
+/* collecting(phase, info): in gc.callbacks, as the first of all and as the last. */
+static PyObject *core_collecting(PyObject *Py_UNUSED(mod), PyObject *args)
+{
+    const char *phase;
+    PyObject *info;
+    if (!PyArg_ParseTuple(args, "sO", &phase, &info)) {
+        return NULL;
+    }
+    collecting += strcmp(phase, "start") == 0 ? 1 : collecting > 0 ? -1 : 0;
+    Py_RETURN_NONE;
+}
+
+PyMethodDef preempt_methods[] = {
+    {"collecting", core_collecting, METH_VARARGS, NULL},
+    {NULL},
+};

@@ -278,7 +278,7 @@ static M *idle_m_get(const P *p) /* sched.lock */
         while (m != NULL && (m->node != node || m == sched.poller) && --looks > 0) {
             m = m->idle_next;
         }
-        m = m != NULL && m->node == node ? m : sched.idle_ms;
+        m = m != NULL && m->node == node && m != sched.poller ? m : sched.idle_ms;
     }
     if (m != NULL && m == sched.poller && (m->idle_next != NULL || sched.idle_ps != NULL)) {
         m = m->idle_next;
@@ -325,7 +325,6 @@ bool m_init(M *m, PyThreadState *ts)
 
 void m_fini(M *m)
 {
-    interrupt_end_m(m);
     drop_now(m);
     Py_CLEAR(m->stop); /* of an orphan: with the last result that was awaited */
     if (m->context != NULL) {
@@ -337,6 +336,7 @@ void m_fini(M *m)
     lock(&sched.lock);
     m->ts = NULL;
     unlock(&sched.lock);
+    interrupt_end_m(m); /* nobody gives it another now */
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
@@ -433,6 +433,49 @@ static M *m_take(P *p, G *g, bool spinning, bool *asleep) /* sched.lock */
     return m;
 }
 
+static void wired_m_remove(M *m) /* sched.lock */
+{
+    if (m->idle_prev != NULL) {
+        m->idle_prev->idle_next = m->idle_next;
+    }
+    else {
+        sched.wired_ms = m->idle_next;
+    }
+    if (m->idle_next != NULL) {
+        m->idle_next->idle_prev = m->idle_prev;
+    }
+    m->on_wired_list = false;
+    sched.nmwired--;
+}
+
+/* The M of `g`, which has been taken from a queue and is wired, gets `p` and the reference. */
+static void wired_m_give(P *p, G *g) /* sched.lock */
+{
+    M *m = atomic_load_explicit(&g->wired, memory_order_relaxed);
+    m->nextp = p;
+    p_give(p, m);
+    if (m->on_wired_list) { /* else it is about to be, and will see nextp */
+        wired_m_remove(m);
+        note_wake(&m->note);
+    }
+}
+
+/* `p`, which was taken from an M that blocks, for a goroutine that was stopped: it may hold the lock for which that and
+ * all others wait. They would block one thread after the other until its turn came. */
+bool start_wired(P *p)
+{
+    if (atomic_load(&preempt_stopped) == 0) {
+        return false;
+    }
+    lock(&sched.lock);
+    G *g = atomic_load(&sched.exiting) ? NULL : globrunq_get_wired();
+    if (g != NULL) {
+        wired_m_give(p, g);
+    }
+    unlock(&sched.lock);
+    return g != NULL;
+}
+
 /* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
  * has added it to sched.nmspinning.
  * All in one section, because a thread that is no M may be stopped by the kernel anywhere in wakep() while the
@@ -445,7 +488,15 @@ void start_m(bool spinning)
     bool asleep = false;
     M *m = p != NULL ? m_take(p, NULL, spinning, &asleep) : NULL;
     if (p != NULL && m == NULL) {
-        pidle_put(p);
+        /* There are no more threads to be had. Those that they wait for may have one: who holds a lock, say, and has
+         * been stopped. */
+        G *g = globrunq_get_wired();
+        if (g != NULL) {
+            wired_m_give(p, g);
+        }
+        else {
+            pidle_put(p);
+        }
     }
     unlock(&sched.lock);
     if (asleep) {
@@ -489,21 +540,6 @@ void poller_look(int64_t when_ns)
         }
         unlock(&sched.lock);
     }
-}
-
-static void wired_m_remove(M *m) /* sched.lock */
-{
-    if (m->idle_prev != NULL) {
-        m->idle_prev->idle_next = m->idle_next;
-    }
-    else {
-        sched.wired_ms = m->idle_next;
-    }
-    if (m->idle_next != NULL) {
-        m->idle_next->idle_prev = m->idle_prev;
-    }
-    m->on_wired_list = false;
-    sched.nmwired--;
 }
 
 void wake_m0(void)
@@ -749,19 +785,14 @@ static bool stop_wired(M *m, G *g)
 static void hand_to_wired(M *m, G *g)
 {
     lock(&sched.lock);
-    M *other = atomic_load_explicit(&g->wired, memory_order_relaxed);
-    if (atomic_load(&sched.exiting) || other == NULL) {
+    if (atomic_load(&sched.exiting) ||
+        atomic_load_explicit(&g->wired, memory_order_relaxed) == NULL) {
         globrunq_put(g); /* it leaves, and may be freed; or has been abandoned */
     }
     else {
         trace_proc_stop(m);
-        other->nextp = m->p;
-        p_give(m->p, other);
+        wired_m_give(m->p, g);
         m->p = NULL;
-        if (other->on_wired_list) { /* else it is about to be, and will see nextp */
-            wired_m_remove(other);
-            note_wake(&other->note);
-        }
     }
     unlock(&sched.lock);
 }

@@ -259,6 +259,14 @@ static void tell(M *m, bool force)
     atomic_store(&m->user, heard && !force ? USER_RUNS : USER_TOLD);
 }
 
+void user_cancel(M *m)
+{
+    uint8_t runs = USER_RUNS;
+    if (atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) { /* else somebody does so */
+        tell(m, true);
+    }
+}
+
 static void tell_all(int64_t now, bool force)
 {
     for (M *m = sched.m0; m != NULL;) {

@@ -246,3 +246,23 @@ G *globrunq_get_batch(P *p)
     }
     return first;
 }
+
+/* The first that has a thread of its own. */
+G *globrunq_get_wired(void)
+{
+    G *before = NULL, *g = sched.runq_head;
+    while (g != NULL && atomic_load(&g->wired) == NULL) {
+        before = g;
+        g = g->schedlink;
+    }
+    if (g == NULL || before == NULL) {
+        return g != NULL ? globrunq_get() : NULL;
+    }
+    before->schedlink = g->schedlink;
+    if (sched.runq_tail == g) {
+        sched.runq_tail = before;
+    }
+    g->schedlink = NULL;
+    globrunq_resize(-1);
+    return g;
+}

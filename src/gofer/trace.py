@@ -111,7 +111,7 @@ def _watch_gc(phase: str, info: dict[str, int]) -> None:
 
 def _first() -> None:
     if _path is None and _recorder is None:
-        gc.callbacks.append(_watch_gc)
+        gc.callbacks.insert(1, _watch_gc)  # the first and the last are collecting(): see _run.py
 
 
 def _last() -> None:

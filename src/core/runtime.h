@@ -666,7 +666,7 @@ bool goready_quietly(M *m, G *g);      /* at the tail, and the caller sees to wa
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
-bool start_wired(P *p); /* by sysmon, of a P that nobody has */
+bool start_wired(P *p);      /* by sysmon, of a P that nobody has */
 void p_idle(P *p);           /* on the idle list */
 void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);       /* held in P_RUNNING */
@@ -1045,10 +1045,10 @@ int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when 
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
 int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
-void user_cancel(M *m);           /* its own: Cancelled is raised there, soon, if it does not leave before */
-void main_ended(GEnd end);        /* P in P_USER, as for all below */
-void some_g_ended(void);          /* while sched.counting */
-void run_fail(PyObject *exc);     /* eats exc: run() shall raise it */
+void user_cancel(M *m); /* its own: Cancelled is raised there, soon, if it does not leave before */
+void main_ended(GEnd end);    /* P in P_USER, as for all below */
+void some_g_ended(void);      /* while sched.counting */
+void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
 void run_module_init(void);
 extern PyMethodDef run_methods[];
 
@@ -1187,8 +1187,9 @@ int preempt_threads(void);
 bool preempt_is_wanted(M *m);
 bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
-bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
-bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
+bool preempt_claim(
+    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_park(M *m); /* ... sleep until its turn. False: an exception is set */
 
 extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */

@@ -440,8 +440,7 @@ static PySendResult select_begun(M *m, G *g, SelectOp *sel, PyObject **result)
         }
     }
     uint32_t few[16], *order = few;
-    if (Py_SIZE(sel) > 16 &&
-        (order = malloc((size_t)Py_SIZE(sel) * sizeof *order)) == NULL) {
+    if (Py_SIZE(sel) > 16 && (order = malloc((size_t)Py_SIZE(sel) * sizeof *order)) == NULL) {
         PyErr_NoMemory();
         return PYGEN_ERROR;
     }

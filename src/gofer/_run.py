@@ -33,7 +33,7 @@ MAX_PROCS = 4096  # as in src/core/runtime.h
 MAX_THREADS = 2**31 - 1
 
 _core.configure(_hooks)
-# A goroutine is not stopped in the middle of a collection, nor in what runs when one begins or ends.
+# A goroutine is not stopped in a collection, nor in what runs when one begins or ends.
 gc.callbacks.insert(0, _core.collecting)
 gc.callbacks.append(_core.collecting)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go

@@ -25,7 +25,7 @@ Tuning = Callable[[], AbstractContextManager[Any]]
 
 
 def tuned() -> AbstractContextManager[Any]:
-    from gofer._gc import gc_tuned
+    from gofer.runtime import gc_tuned
 
     return gc_tuned()
 

@@ -26,8 +26,7 @@ def gofer_http(job: Job) -> None:
     async def main() -> None:
         async with net.listen("127.0.0.1", 0) as listener:
             _load.start(job, listener.addr[1], http=1)
-            async for conn in listener:
-                gofer.go(example.serve, conn, example.hello)
+            await example.Server(example.hello).accept(listener)
 
     gofer.run(main, procs=job.procs)
 

@@ -1,8 +1,8 @@
 """A loop that never awaits, beside a goroutine that wants to run every 10 ms, on a single P.
 
-Nothing in the loop calls the scheduler. From Python 3.12 on it is stopped after its slice of 10 ms,
-at a bytecode boundary, and goes on later. On 3.11 its P is handed to another thread and the two
-share the GIL.
+Nothing in the loop calls the scheduler. It is stopped after its slice of 10 ms, at a bytecode
+boundary, and goes on later. Where that cannot be done, in C code for example, its P is handed to
+another thread and the kernel shares the CPU among the two.
 """
 
 import sys
@@ -49,6 +49,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    how = "stopped after 10 ms" if sys.version_info >= (3, 12) else "its P handed to others"
-    print(f"Python {sys.version.split()[0]}, 1 P: a loop that does not yield is {how}")
+    print(f"Python {sys.version.split()[0]}, 1 P: two loops that do not yield, and a ticker")
     gofer.run(main, procs=1)

@@ -61,6 +61,7 @@ OBJECTS: dict[str, Any] = {
     "urls": ["http://example.org/1", "http://example.org/2"],
     "fetch": fetch,
     "work": work,
+    "session": work,
     "serve": serve_nothing,
     "describe": nothing,
     "look": nothing,

@@ -153,6 +153,7 @@ def all_came_back() -> None:
     while _core.counters()["goroutines"] > 0:
         assert time.monotonic() < deadline, "a function that was left behind did not come back"
         time.sleep(0.001)
+        gc.collect()  # an exception may hold the frame that holds it
 
 
 # --- Programs ------------------------------------------------------------------------------------

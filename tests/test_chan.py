@@ -10,6 +10,7 @@ from typing import Any, TypeVar, get_origin
 import pytest
 
 import gofer
+from gofer import _core
 from tests.support import PATIENCE, gone, parked, thread, until, wait_for
 
 T = TypeVar("T")
@@ -1502,3 +1503,47 @@ def test_an_operation_that_a_plain_function_returns_is_awaited(procs: int) -> No
         return sorted([await ch.recv(), await ch.recv()])
 
     assert gofer.run(main, procs=procs) == [1, 2]
+
+
+# --- Channels that grow, as WorkerPool uses them for results -------------------------------------
+
+
+@pytest.mark.parametrize("taken_before", [0, 1, 3, 4])
+def test_a_growing_channel_keeps_the_order(procs: int, taken_before: int) -> None:
+    """Also if its values wrap around the end of the ring when it grows."""
+
+    async def main() -> None:
+        ch = _core.growing_chan()
+        for i in range(4):
+            ch.send_nowait(i)
+        for i in range(taken_before):
+            assert ch.recv_nowait() == i
+        for i in range(4, 1000):
+            if i % 2:
+                await ch.send(i)
+            else:
+                ch.send_nowait(i)
+        assert len(ch) == 1000 - taken_before
+        assert ch.cap > 2**60
+        assert f"<Chan {len(ch)} values at 0x" in repr(ch)
+        ch.close()
+        with pytest.raises(gofer.ChannelClosed):
+            ch.send_nowait(1)
+        assert [i async for i in ch] == list(range(taken_before, 1000))
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_growing_channel_is_always_ready_to_be_sent_to(procs: int) -> None:
+    async def main() -> None:
+        ch = _core.growing_chan()
+        for i in range(100):
+            assert (await gofer.select(ch.send(i), default=True)).index == 0
+        readers = [gofer.go(wait_for, ch.recv()) for _ in range(100)]
+        assert sorted([await g for g in readers]) == list(range(100))
+        late = gofer.go(wait_for, ch.recv())
+        await parked(late)
+        ch.send_nowait("now")
+        assert await late == "now"
+
+    gofer.run(main, procs=procs)

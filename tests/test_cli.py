@@ -465,6 +465,21 @@ def test_a_program_that_runs_nothing_leaves_no_trace(tmp_path: Path) -> None:
     assert not (tmp_path / "x.trace").exists()
 
 
+def test_a_program_that_records_for_itself_is_left_to_it(tmp_path: Path) -> None:
+    source = """
+        import gofer
+        async def main(): pass
+        with gofer.trace.recording("own.trace"):
+            gofer.run(main)
+        """
+    script(tmp_path, source)
+    end = gofer("run", "--trace", "x.trace", "prog.py", cwd=tmp_path)
+    assert end.returncode == 0
+    assert "no trace: a trace is being recorded already, to own.trace" in end.stderr
+    assert trace.load(tmp_path / "own.trace").num_goroutines == 1
+    assert not (tmp_path / "x.trace").exists()
+
+
 # --- gofer trace ---------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Hard ends: what a run meets when it is over and goroutines are not, and what comes back after it."""
+"""Hard ends: a run is over and goroutines are not; and what comes back after it."""
 
 import gc
 import os
@@ -200,7 +200,7 @@ def test_two_ctrl_c_while_others_wait_for_their_turn_on_their_own_threads(kind: 
     assert program.finish().check() == "KeyboardInterrupt\nNone\n"
 
 
-# --- What is left behind and comes back -------------------------------------------------------------
+# --- What is left behind and comes back -----------------------------------------------------------
 
 
 def test_one_that_was_left_behind_serves_no_later_run(procs: int) -> None:
@@ -278,7 +278,7 @@ def test_an_async_generator_that_one_left_behind_drops(procs: int) -> None:
 
 
 def test_operations_made_by_the_destructor_of_what_one_left_behind_held(procs: int) -> None:
-    """The last value that a thread received may die when that thread ends, and use channels then."""
+    """The last value that a thread received may die with it, and use channels then."""
     released = threading.Event()
     values, other = Chan[object](10), Chan[int](1)
     died = threading.Event()
@@ -308,7 +308,7 @@ def test_operations_made_by_the_destructor_of_what_one_left_behind_held(procs: i
     all_came_back()
 
 
-# --- Destructors that run where the engine drops something ------------------------------------------
+# --- Destructors that run where the engine drops something ----------------------------------------
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["async", "plain"])
@@ -375,7 +375,7 @@ def test_a_received_value_is_not_kept_by_the_thread_that_waits_on() -> None:
     gofer.run(main, procs=2)
 
 
-# --- Threads and their roles -------------------------------------------------------------------------
+# --- Threads and their roles ----------------------------------------------------------------------
 
 
 def test_main_locks_a_thread_that_is_not_its_own() -> None:
@@ -493,7 +493,7 @@ def test_signals_reach_a_plain_main_that_waits_for_a_goroutine(what: str) -> Non
     assert run_program(program, what).check() == expected
 
 
-# --- The collector ----------------------------------------------------------------------------------
+# --- The collector --------------------------------------------------------------------------------
 
 
 def test_a_leaked_goroutine_that_blocks_in_its_clean_up(

@@ -366,7 +366,7 @@ def test_memory_stays_flat_over_many_leaks() -> None:
     gofer.run(main, procs=1)
 
 
-# --- runtime.leaks(): the same, on demand, and nothing is ended ------------------------------------
+# --- runtime.leaks(): the same, on demand, and nothing is ended -----------------------------------
 
 
 @pytest.fixture
@@ -379,7 +379,7 @@ def no_collector() -> Iterator[None]:
 
 
 async def leaked(*names: str) -> None:
-    """Wait until leaks() gives goroutines of these names. An M may hold one that has just parked."""
+    """Wait until leaks() gives goroutines of these names: they may not be parked yet."""
 
     def found() -> bool:
         seen.append(sorted(g.name for g in runtime.leaks()))
@@ -644,6 +644,48 @@ def test_what_a_foreign_thread_holds_is_no_leak(no_collector: None, procs: int) 
         await until(lambda: len(runtime.goroutines()) == 1)
 
     ready, release = threading.Event(), threading.Event()
+    gofer.run(main, procs=procs)
+
+
+async def holds_on_its_stack(ch: gofer.Chan[int]) -> None:
+    """A leak, with a generator that stops in the middle of a call whose arguments it has loaded."""
+
+    def gives() -> Iterator[None]:
+        mine = ch
+        (lambda *args: None)(mine, mine, mine, (yield))
+
+    suspended = gives()
+    next(suspended)
+    await gofer.Chan[None]().recv()
+    del suspended
+
+
+def test_what_a_leak_has_on_its_stack_as_well_is_counted_once(
+    no_collector: None, procs: int
+) -> None:
+    def foreign(box: list[gofer.Chan[int]]) -> None:
+        ch = box.pop()
+        gofer.block(started.send(None))
+        gofer.block(done.recv_ok())
+        ch.close()
+
+    def start() -> None:
+        ch = gofer.Chan[int]()
+        gofer.go(holds_on_its_stack, ch)
+        gofer.go(iterates, ch)
+        box.append(ch)
+
+    async def main() -> None:
+        start()
+        with thread(foreign, box):
+            try:
+                await started.recv()
+                await leaked("holds_on_its_stack")
+            finally:
+                done.close()
+
+    box: list[gofer.Chan[int]] = []
+    started, done = gofer.Chan[None](), gofer.Chan[None]()
     gofer.run(main, procs=procs)
 
 

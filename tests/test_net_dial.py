@@ -3,6 +3,7 @@
 import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import gofer
 from gofer import _core, _dial, net
 from tests.net_support import echo, echo_server, raised_by, serving
-from tests.support import TINY, parked, spin, until, wait_for
+from tests.support import PATIENCE, TINY, all_came_back, parked, spin, until, wait_for
 
 
 @pytest.fixture(params=[1, 2, 4], ids="procs={}".format)
@@ -86,13 +87,14 @@ def test_dial_a_name_that_is_none() -> None:
 
 
 @contextlib.asynccontextmanager
-async def unanswering() -> AsyncIterator[tuple[str, int]]:
+async def unanswering(host: str = "127.0.0.1") -> AsyncIterator[Any]:
     """An address at which connecting takes for ever: a listener whose backlog is full."""
-    with socket.socket() as sock, contextlib.ExitStack() as stack:
-        sock.bind(("127.0.0.1", 0))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as sock, contextlib.ExitStack() as stack:
+        sock.bind((host, 0))
         sock.listen(0)
         for _ in range(4):
-            filler = stack.enter_context(socket.socket())
+            filler = stack.enter_context(socket.socket(family))
             filler.setblocking(False)
             filler.connect_ex(sock.getsockname())
         yield sock.getsockname()
@@ -139,6 +141,30 @@ def test_happy_eyeballs_does_not_wait_for_an_address_that_does_not_answer(
     gofer.run(main, procs=procs)
 
 
+@IPV6
+def test_happy_eyeballs_falls_back_to_the_other_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name with many addresses of a family that leads nowhere, and one of the other."""
+
+    async def main() -> None:
+        async with unanswering("::1") as dead, echo_server() as port:
+            real = socket.getaddrinfo
+
+            def both(host: Any, port: Any, *args: Any, **more: Any) -> Any:
+                if host != "both.test" or more["flags"] & socket.AI_NUMERICHOST:
+                    return real(host, port, *args, **more)
+                six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", (*dead[:2], 0))
+                four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+                return [(*six[:4], (*six[4], i)) for i in range(5)] + [four]
+
+            monkeypatch.setattr(socket, "getaddrinfo", both)
+            start = time.monotonic()
+            async with await net.dial("both.test", port) as conn:
+                assert conn.remote_addr == ("127.0.0.1", port)
+                assert 0.2 < time.monotonic() - start < 1.0, "not the second to be tried"
+
+    gofer.run(main)
+
+
 def test_an_address_that_refuses_is_followed_by_the_next_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -172,27 +198,65 @@ def test_families_take_turns() -> None:
     assert [t.address for t in _dial.interleaved(found)] == [1, 4, 2, 3]
 
 
-def test_a_lookup_stalls_nobody(procs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = socket.getaddrinfo
+class SlowNames:
+    """A name server that takes its time over one name. Numbers need none."""
 
-    def slow(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        if host == "slow.test":
-            time.sleep(0.5)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked = 0
+        self.answer = threading.Event()
+        self.real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self.getaddrinfo)
+
+    def getaddrinfo(self, host: Any, port: Any, *args: Any, flags: int = 0, **more: Any) -> Any:
+        if host == "slow.test" and not flags & socket.AI_NUMERICHOST:
+            self.asked += 1
+            assert self.answer.wait(PATIENCE)
             host = "127.0.0.1"
-        return real(host, port, *args, **kwargs)
+        return self.real(host, port, *args, flags=flags, **more)
 
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
 
-    async def main() -> int:
-        ticks = 0
+def test_lookups_stall_nobody(procs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = SlowNames(monkeypatch)
+
+    async def main() -> None:
+        async with echo_server() as port:
+            dialled = [gofer.go(net.dial, "slow.test", port) for _ in range(20)]
+            await until(lambda: names.asked == 20)
+            async with await net.dial("127.0.0.1", port) as conn:
+                for _ in range(100):
+                    await conn.write(b"x")
+                    assert await conn.read() == b"x"
+            assert not any(g.done() for g in dialled)
+            names.answer.set()
+            for g in dialled:
+                async with await g as conn:
+                    assert conn.remote_addr == ("127.0.0.1", port)
+            assert names.asked == 20
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_lookup_can_be_given_up(procs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread cannot be stopped; nobody waits for it."""
+    names = SlowNames(monkeypatch)
+
+    async def main() -> None:
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await net.dial("slow.test", 80, timeout=0.1)
         g = gofer.go(net.resolve, "slow.test", 80)
-        while not g.done():
-            await gofer.sleep(0.001)
-            ticks += 1
-        assert await g == [("127.0.0.1", 80)]
-        return ticks
+        await until(lambda: names.asked == 2)
+        g.cancel()
+        with pytest.raises(gofer.Cancelled):
+            await g
+        assert time.monotonic() - start < PATIENCE / 2
 
-    assert gofer.run(main, procs=procs) > 3
+    try:
+        gofer.run(main, procs=procs)
+        assert not names.answer.is_set()
+    finally:
+        names.answer.set()
+        all_came_back()
 
 
 def test_resolve() -> None:

@@ -1,15 +1,11 @@
-"""TLS: against ourselves, against Python's own ssl sockets, and against the openssl program."""
+"""TLS: against ourselves and against Python's own ssl sockets."""
 
 import contextlib
-import os
 import random
 import shutil
 import socket
 import ssl
-import subprocess
 import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +16,10 @@ from gofer import net
 from tests.net_support import (
     Certificate,
     conn_pair,
-    echo,
     make_certificate,
     raised_by,
     serving,
+    tcp_pair,
 )
 from tests.support import parked, thread, until, wait_for
 
@@ -45,9 +41,9 @@ def version(request: pytest.FixtureRequest) -> ssl.TLSVersion:
     return ssl.TLSVersion[request.param]
 
 
-async def tls_pair(cert: Certificate) -> tuple[net.TLSConn, net.TLSConn]:
+async def tls_pair(cert: Certificate, *pair: net.Conn) -> tuple[net.TLSConn, net.TLSConn]:
     """Client and server, after the handshake."""
-    a, b = conn_pair()
+    a, b = pair or conn_pair()
     client = gofer.go(net.start_tls, a, cert.client(), server_hostname="localhost")
     server = await net.start_tls(b, cert.server(), server_side=True)
     return await client, server
@@ -186,6 +182,55 @@ def test_an_end_without_close_notify_is_told_from_one_with_it(cert: Certificate)
             client.close()
             assert await server.read() == b"x"
             assert await server.read() == b""
+
+    gofer.run(main)
+
+
+async def slow_pair(cert: Certificate) -> tuple[net.TLSConn, net.TLSConn]:
+    """Client and server with next to no room between them."""
+    a, b = tcp_pair()
+    a.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return await tls_pair(cert, net.Conn(a.detach()), net.Conn(b.detach()))
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_goodbye_waits_for_a_slow_reader(cert: Certificate, half: bool) -> None:
+    """When the way is full there is no room for close_notify: it must follow, not be dropped."""
+    wrote = 0
+
+    async def write(server: net.TLSConn, n: int) -> None:
+        nonlocal wrote
+        wrote = 0
+        while wrote < n:
+            await server.write(b"x")
+            wrote += 1
+
+    async def main() -> None:
+        client, server = await slow_pair(cert)
+        g = gofer.go(raised_by, write(server, 1_000_000))
+        await until(lambda: g.state == "waiting" and g.wait_reason == "IO wait")
+        full = wrote
+        server.close()
+        await g
+        client.close()
+        for n in (full - 1, full, full + 1):
+            client, server = await slow_pair(cert)
+            g = gofer.go(raised_by, write(server, n))
+            await until(lambda g=g: g.done() or g.state == "waiting")  # type: ignore[misc]
+            whole = g.done()
+            if half:
+                server.close_write()
+            else:
+                server.close()
+            got = 0
+            with contextlib.nullcontext() if whole else pytest.raises(ssl.SSLEOFError):
+                while data := await client.read():
+                    got += len(data)
+                assert got == n
+            await g
+            client.close()
+            server.close()
 
     gofer.run(main)
 
@@ -412,82 +457,6 @@ def test_a_python_server(cert: Certificate, version: ssl.TLSVersion) -> None:
 
     with listener, thread(serve):
         gofer.run(main)
-
-
-@contextlib.contextmanager
-def openssl(*args: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(
-        ["openssl", *args],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def test_openssl_s_client(cert: Certificate) -> None:
-    async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr:
-            args = ["s_client", "-quiet", "-connect", f"127.0.0.1:{addr[1]}"]
-            with openssl(*args, "-servername", "localhost", "-CAfile", cert.path) as process:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(b"hello from openssl\n")
-                process.stdin.flush()
-                with net.open_fd(os.dup(process.stdout.fileno())) as out:
-                    assert await out.read_until(b"\n") == b"hello from openssl\n"
-
-    gofer.run(main)
-
-
-def test_openssl_s_server(cert: Certificate) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    args = ["s_server", "-quiet", "-rev", "-accept", f"127.0.0.1:{port}"]
-
-    async def main() -> None:
-        with openssl(*args, "-cert", cert.path, "-key", cert.key):
-            deadline = time.monotonic() + 30
-            while True:
-                try:
-                    conn = await net.dial("localhost", port, tls=cert.client())
-                    break
-                except ConnectionRefusedError:
-                    assert time.monotonic() < deadline
-                    await gofer.sleep(0.02)
-            async with conn:
-                await conn.write(b"abc\n")
-                assert await conn.read_until(b"\n") == b"cba\n"
-                await conn.write(b"x" * 5000 + b"\n")
-                assert await conn.read_until(b"\n") == b"x" * 5000 + b"\n"
-
-    gofer.run(main)
-
-
-def test_keys_are_renewed_on_the_way(cert: Certificate) -> None:
-    """TLS 1.3 key updates, sent by openssl in the middle of the stream."""
-
-    async def main() -> None:
-        async with serving(net.listen("127.0.0.1", 0, tls=cert.server()), echo) as addr:
-            args = ["s_client", "-tls1_3", "-connect", f"127.0.0.1:{addr[1]}"]
-            with openssl(*args, "-CAfile", cert.path) as process:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                with net.open_fd(os.dup(process.stdout.fileno())) as out:
-                    await out.read_until(b"Verify return code: 0 (ok)\n", limit=1 << 20)
-                    for i in range(3):
-                        process.stdin.write(b"K\n")  # update the keys of both
-                        process.stdin.flush()
-                        await gofer.sleep(0.05)  # a command is one read of openssl's
-                        process.stdin.write(b"line %d\n" % i)
-                        process.stdin.flush()
-                        await out.read_until(b"line %d\n" % i, limit=1 << 20)
-
-    gofer.run(main)
 
 
 def test_threads_and_goroutines_together(procs: int, cert: Certificate) -> None:

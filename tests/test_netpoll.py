@@ -1,21 +1,38 @@
 """The poller: who waits in it, who is woken, and what it means for the rest of the runtime."""
 
 import contextlib
+import multiprocessing
 import os
+import random
+import select
+import shutil
 import socket
+import ssl
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import gofer
 from gofer import _core, net
-from tests.net_support import conn_and_socket, conn_pair, drain, fill, raised_by, tcp_pair
+from tests.net_support import (
+    conn_and_socket,
+    conn_pair,
+    drain,
+    fill,
+    make_certificate,
+    raised_by,
+    tcp_pair,
+)
 from tests.support import (
+    PATIENCE,
     parked,
     run_program,
     spin,
+    thread,
     until,
     wait_for,
 )
@@ -175,6 +192,87 @@ def test_a_closed_descriptor_s_number_can_be_used_again() -> None:
                 assert await g == b"z"
 
     gofer.run(main)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_a_foreign_tls_library(procs: int, tmp_path: Path) -> None:
+    """Python's own SSLSocket, non-blocking: a library that wants now to read, now to write."""
+    cert = make_certificate(tmp_path)
+    data = random.Random(4).randbytes(1_000_000)
+
+    async def ready(fn: Callable[..., Any], sock: ssl.SSLSocket, *args: Any) -> Any:
+        while True:
+            try:
+                return fn(*args)
+            except ssl.SSLWantReadError:
+                await net.wait_readable(sock)
+            except ssl.SSLWantWriteError:
+                await net.wait_writable(sock)
+
+    async def sender(sock: ssl.SSLSocket) -> None:
+        await ready(sock.do_handshake, sock)
+        sent = 0
+        while sent < len(data):
+            sent += await ready(sock.send, sock, data[sent : sent + 10_000])
+
+    async def receiver(sock: ssl.SSLSocket) -> bytes:
+        await ready(sock.do_handshake, sock)
+        got = bytearray()
+        while len(got) < len(data):
+            got += await ready(sock.recv, sock, 65536)
+        return bytes(got)
+
+    async def main() -> None:
+        a, b = tcp_pair()
+        a.setblocking(False)
+        b.setblocking(False)
+        options: Any = {"do_handshake_on_connect": False}
+        with (
+            cert.client().wrap_socket(a, server_hostname="localhost", **options) as client,
+            cert.server().wrap_socket(b, server_side=True, **options) as server,
+        ):
+            g = gofer.go(receiver, server)
+            await sender(client)
+            assert await g == data
+            for sock in (client, server):
+                net.notify_closing(sock)
+
+    gofer.run(main, procs=procs)
+
+
+def test_whatever_has_a_descriptor(procs: int) -> None:
+    """Events, pipes of multiprocessing, processes, other pollers."""
+
+    async def main() -> None:
+        event = os.eventfd(0, os.EFD_NONBLOCK)
+        waiter = gofer.go(wait_for, net.wait_readable(event))
+        await parked(waiter)
+        os.eventfd_write(event, 3)
+        await waiter
+        assert os.eventfd_read(event) == 3
+
+        a, b = multiprocessing.Pipe()
+        waiter = gofer.go(wait_for, net.wait_readable(a))
+        await parked(waiter)
+        b.send({"x": [1, 2]})
+        await waiter
+        assert a.recv() == {"x": [1, 2]}
+
+        poller = select.epoll()  # a library with an event loop of its own
+        poller.register(event, select.EPOLLIN)
+        waiter = gofer.go(wait_for, net.wait_readable(poller))
+        await parked(waiter)
+        os.eventfd_write(event, 1)
+        await waiter
+        assert poller.poll(0) == [(event, select.EPOLLIN)]
+
+        for each in (a, b, poller):
+            net.notify_closing(each)
+            each.close()
+        net.notify_closing(event)
+        os.close(event)
+
+    gofer.run(main, procs=procs)
 
 
 def test_an_ordinary_file_is_always_ready(tmp_path: Any) -> None:
@@ -353,6 +451,30 @@ def test_readers_are_woken_while_goroutines_block_or_never_yield(procs: int) -> 
         return late
 
     assert gofer.run(main, procs=procs) < 1.2
+
+
+def test_the_first_to_wait_for_a_descriptor_finds_an_m_asleep_over_the_timers(procs: int) -> None:
+    """That one went to sleep when there was nothing to poll."""
+
+    async def main() -> None:
+        sleeper = gofer.go(wait_for, gofer.sleep(PATIENCE / 2))
+        await parked(sleeper)
+        time.sleep(0.05)  # the other Ms have nothing to do but wait for the timer
+        a, b = conn_and_socket()
+        with a, b:
+            reader = gofer.go(wait_for, a.read())
+            with thread(send_later, b):
+                assert await reader == b"x"
+        sleeper.cancel()
+        assert isinstance(await raised_by(sleeper), gofer.Cancelled)
+
+    def send_later(sock: socket.socket) -> None:
+        time.sleep(0.05)
+        sock.send(b"x")
+
+    start = time.monotonic()
+    gofer.run(main, procs=procs)
+    assert time.monotonic() - start < PATIENCE / 4
 
 
 def test_timers_fire_in_time_while_an_m_waits_in_the_poller(procs: int) -> None:

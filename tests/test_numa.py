@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gofer
-from gofer import _core, _numa
+from gofer import _core, _numa, runtime
 from tests.support import (
     FREE_THREADED,
     PATIENCE,
@@ -274,6 +274,21 @@ def test_on_one_node_nothing_crosses(topology: SetNodes) -> None:
     assert gofer.run(main, procs=8) == 0
 
 
+def test_stats_show_nodes_and_what_crossed(topology: SetNodes) -> None:
+    topology([0], [1], allowed=[0, 1], ids=[2, 5])
+
+    async def main() -> None:
+        for _ in range(20):
+            for g in [gofer.go(fan_out, 100) for _ in range(20)]:
+                await g
+        stats = runtime.stats()
+        assert [p.node for p in stats.procs] == [2, 5, 2]
+        assert all(p.cross_node_steals <= p.steals for p in stats.procs)
+        assert stats.cross_node_steals >= sum(p.cross_node_steals for p in stats.procs)
+
+    gofer.run(main, procs=3)
+
+
 def simulation() -> ModuleType:
     path = TESTS.parent / "tools/numa_simulation.py"
     spec = importlib.util.spec_from_file_location("numa_simulation", path)
@@ -358,6 +373,19 @@ def test_without_affinity_no_mask_is_touched() -> None:
         assert all(cpus == set(CPUS) for cpus in gofer.run(main, procs=4, affinity=affinity))
 
 
+@needs_two_cpus
+@pytest.mark.filterwarnings("error")
+def test_the_environment_may_ask_for_affinity(
+    two_nodes: dict[int, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> set[int]:
+        return os.sched_getaffinity(0)
+
+    for setting, cpus in (("affinity=1", two_nodes[0]), ("affinity=0", set(CPUS))):
+        monkeypatch.setenv("GOFERDEBUG", setting)
+        assert gofer.run(main, procs=1) == cpus
+
+
 @pytest.mark.parametrize("wrong", [1, "1", []])
 def test_affinity_is_a_bool(wrong: Any) -> None:
     with pytest.raises(TypeError, match="affinity must be a bool"):
@@ -419,11 +447,13 @@ print(os.sched_getaffinity(0) == set(cpus[1:2]))
 def test_a_change_from_outside_is_followed() -> None:
     """`taskset -a` while it runs: within a second or so Ps and threads are where it says."""
     source = """
-import time
+import contextlib, time
 
 def set_all(to):
-    for tid in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(tid), to)
+    for _ in range(2):  # one may have been started meanwhile, by a thread that came later
+        for tid in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(tid), to)
 
 async def look():
     end = time.perf_counter() + 0.001

@@ -1,7 +1,10 @@
 """Programs: their pipes, their ends, and that none is left behind."""
 
+import errno
 import os
+import resource
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 import gofer
-from gofer import process
+from gofer import net, process
 from gofer.process import DEVNULL, PIPE, STDOUT
 from tests.net_support import raised_by
 from tests.support import parked, until
@@ -168,6 +171,18 @@ def test_signals() -> None:
     gofer.run(main)
 
 
+def test_the_end_of_its_starter_s_context_kills_it(procs: int) -> None:
+    async def main() -> None:
+        ctx = gofer.context.with_cancel()
+        async with ctx:
+            p = await process.start(["sleep", "100"])
+            ctx.cancel()
+        assert await p.wait() == -signal.SIGKILL
+        assert children() == []
+
+    gofer.run(main, procs=procs)
+
+
 def test_a_process_that_nobody_waits_for_leaves_no_zombie(procs: int) -> None:
     async def main() -> None:
         for _ in range(5):
@@ -252,5 +267,101 @@ def test_a_wait_can_be_cancelled_alone() -> None:
             assert p.returncode is None
             p.kill()
             assert await p.wait() == -9
+
+    gofer.run(main)
+
+
+def test_the_want_of_descriptors_leaves_nothing_behind() -> None:
+    """Whichever of the pipes, the program or the pidfd is the one too many."""
+
+    async def main() -> None:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        before = os.listdir("/proc/self/fd")
+        await process.run(["true"], capture_output=True, input=b"")  # what is needed once is there
+        failed = 0
+        for room in range(14):
+            used = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+            fillers = [os.open("/dev/null", os.O_RDONLY)]
+            while fillers[-1] <= used:
+                fillers.append(os.open("/dev/null", os.O_RDONLY))
+            try:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + room, hard))
+                error = await raised_by(process.run(["true"], input=b"", capture_output=True))
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                for fd in fillers:
+                    os.close(fd)
+            if error is not None:
+                assert isinstance(error, OSError)
+                assert error.errno == errno.EMFILE, error
+                failed += 1
+            await until(lambda: children() == [])
+        assert 3 < failed < 14, failed
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= len(before) + 2)  # the poller's
+
+    gofer.run(main)
+
+
+def test_no_descriptor_is_inherited(procs: int) -> None:
+    """What is open here, sockets and other programs' pipes too, is none of its business."""
+
+    async def main() -> None:
+        script = "import os; print(sorted(os.listdir('/proc/self/fd')))"
+        args = [sys.executable, "-S", "-c", script]
+        options: Any = {"stdin": DEVNULL, "stdout": PIPE, "close_fds": False}
+        before = subprocess.run(args, check=True, **options)
+        async with (
+            net.listen("127.0.0.1", 0) as listener,
+            await net.dial(*listener.addr),
+            await process.start(["cat"], stdin=PIPE, stdout=PIPE) as cat,
+        ):
+            done = await process.run(args, **options)
+            assert done.stdout == before.stdout
+            assert cat.stdin is not None
+            cat.stdin.close()  # if another held it, this cat would live for ever
+            assert await cat.wait() == 0
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_program_that_lives_on_after_its_output_and_one_whose_child_does() -> None:
+    async def main() -> None:
+        script = "exec >&- 2>&-; sleep 0.2; exit 4"
+        done = await process.run(["sh", "-c", script], capture_output=True)
+        assert (done.returncode, done.stdout) == (4, b"")
+        start = time.monotonic()
+        with pytest.raises(TimeoutError):  # its child has the pipe, as with subprocess
+            await process.run(["sh", "-c", "sleep 5 & exit 0"], stdout=PIPE, timeout=0.3)
+        assert time.monotonic() - start < 4
+
+    gofer.run(main)
+
+
+def test_a_program_that_nobody_reads_is_held_back_and_can_be_killed() -> None:
+    async def main() -> None:
+        async with await process.start(["yes"], stdout=PIPE) as p:
+            assert p.stdout is not None
+            assert await p.stdout.read_exactly(4) == b"y\ny\n"
+            await gofer.sleep(0.1)
+            assert p.returncode is None
+            p.kill()
+            assert await p.wait() == -signal.SIGKILL
+            rest = 0
+            while data := await p.stdout.read():
+                rest += len(data)
+            assert 0 < rest <= 200_000  # a pipe holds 64 KB
+
+    gofer.run(main)
+
+
+def test_stopping_is_not_ending() -> None:
+    async def main() -> None:
+        async with await process.start(["sleep", "0.3"]) as p:
+            p.send_signal(signal.SIGSTOP)
+            waiter = gofer.go(p.wait)
+            await gofer.sleep(0.5)
+            assert not waiter.done()
+            p.send_signal(signal.SIGCONT)
+            assert await waiter == 0
 
     gofer.run(main)

@@ -88,6 +88,17 @@ def group() -> Story:
     yield gofer.Group(), r"<Group new, .*>"
 
 
+def worker_pool() -> Story:
+    pool = gofer.WorkerPool(2, len)
+    yield pool, r"<WorkerPool of len new, 0 of 2 workers busy, 0 queued, 0 completed, at \w+>"
+    yield pool.results, r"<RecvChan 0 values at \w+>"
+    yield pool.stats, r"PoolStats\(workers=2, running=0, queued=0, .*\)"
+    result = gofer.Result("x", 1, None, 0.5)
+    yield result, r"Result\(job='x', value=1, error=None, elapsed=0\.5\)"
+    report = gofer.ShutdownReport(5, 1, (), (), (6,))
+    yield report, r"ShutdownReport\(completed=5, failed=1, .*, never_begun=\(6,\)\)"
+
+
 def flight() -> Story:
     yield singleflight.Flight(), r"<Flight 0 calls at \w+>"
 
@@ -151,8 +162,8 @@ def threads() -> Story:
 
 
 STORIES: list[Callable[[], Story]] = [
-    chan, mutex, rwmutex, waitgroup, cond, semaphore, pool, once, group, flight, atomics, timer,
-    ticker, contexts, operations, threads,
+    chan, mutex, rwmutex, waitgroup, cond, semaphore, pool, once, group, flight, worker_pool,
+    atomics, timer, ticker, contexts, operations, threads,
 ]  # fmt: skip
 
 

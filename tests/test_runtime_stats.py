@@ -185,7 +185,6 @@ def test_calls_that_block_are_counted_apart(procs: int) -> None:
             await g
         s = seen[-1]
         assert s.handoffs > before.handoffs
-        assert sum(p.syscalltick for p in s.procs) > sum(p.syscalltick for p in before.procs)
         return s
 
     def ten_block() -> bool:
@@ -311,11 +310,11 @@ def test_one_in_eight_is_measured(no_handoff: None) -> None:
 
 
 def test_a_long_wait_for_the_p_is_in_the_right_bucket(no_handoff: None) -> None:
-    """Sixteen wait for one that has the only P for 50 ms."""
+    """They wait for one that has the only P for 50 ms. Of 64, one is measured and counts for 8."""
 
     async def main() -> runtime.Histogram:
         before = runtime.stats().latencies
-        gs = [gofer.go(give, i) for i in range(16)]
+        gs = [gofer.go(give, i) for i in range(64)]
         spin(0.05)
         for g in gs:
             await g
@@ -323,7 +322,7 @@ def test_a_long_wait_for_the_p_is_in_the_right_bucket(no_handoff: None) -> None:
 
     h = gofer.run(main, procs=1)
     slow = sum(n for n, low in zip(h.counts, h.buckets, strict=False) if low >= 0.03)
-    assert slow == 2
+    assert slow == 8
     assert h.quantile(1) >= 0.05
     assert h.quantile(1) < 5
 

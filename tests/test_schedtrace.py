@@ -169,6 +169,8 @@ def test_detail_tells_ps_ms_and_gs() -> None:
             gs = [gofer.go(receives, ch) for _ in range(3)]
             gs += [gofer.go(locked, ch), gofer.go(gofer.select)]
             blocks = gofer.go(release.wait)
+            while blocks.state != "syscall":
+                await gofer.sleep(0.01)
             await gofer.sleep(0.3)
             release.set()
 

@@ -169,7 +169,7 @@ def test_it_shows_ps_threads_goroutines_and_rates(place: Path, busy: subprocess.
             shows(
                 r"^goroutines +12 alive",
                 r"^rates +[1-9].*/s switches",
-                r"^[01] +█",  # a P has been busy
+                r"^[01] +━",  # a P has been busy
                 r"^ +7  waiting +sleep +sleeper",
                 r"compute$",
             ),
@@ -282,7 +282,7 @@ def test_in_tmux(place: Path, tmp_path: Path, busy: subprocess.Popen[str]) -> No
     command = f"{' '.join(GOFER)} top {busy.pid} --interval 0.3; echo left; exec cat"
     tmux("new-session", "-d", "-x", "130", "-y", "40", command)
     try:
-        until(r"^[01] +█", r"^ +7  waiting +sleep +sleeper *$", "hand-offs", "^q quit")
+        until(r"^[01] +━", r"^ +7  waiting +sleep +sleeper *$", "hand-offs", "^q quit")
         tmux("send-keys", "p")
         until("paused")
         tmux("send-keys", "q")
@@ -300,7 +300,7 @@ def test_once_is_plain_text(place: Path, busy: subprocess.Popen[str]) -> None:
         out = gofer("top", *arguments, env=environment(place)).check()
         assert "\x1b" not in out
         assert re.search(r"^ +7  waiting +sleep +sleeper$", out, re.MULTILINE), out
-        assert re.search(r"^[01] +█", out, re.MULTILINE), out
+        assert re.search(r"^[01] +━", out, re.MULTILINE), out
         assert r"evil \x1b[31m name" in out
 
 
@@ -419,7 +419,7 @@ def test_bars_are_as_long_as_they_should_be() -> None:
             full, empty = view.bar(share, 20, unicode)
             assert len(full) + len(empty) == 20
             assert abs(len(full) - share * 20) <= 1
-    assert view.sparks([0, 0.5, 1], True) == " ▄█"
+    assert view.sparks([0, 0.5, 1], True) == "▁▄▇"
 
 
 def test_a_line_is_never_wider_than_the_screen() -> None:

@@ -344,6 +344,18 @@ def test_submit_does_nothing_until_it_is_awaited(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
+def test_submit_is_a_case_of_select(procs: int) -> None:
+    async def main() -> None:
+        gate = Gate()
+        async with WorkerPool(1, gate, queue=0) as pool:
+            assert (await gofer.select(pool.submit(1), gofer.sleep(60))).index == 0
+            assert (await gofer.select(pool.submit(2), gofer.sleep(0.01))).index == 1
+            gate.open()
+        assert [r.job for r in await all_of(pool)] == [1]
+
+    gofer.run(main, procs=procs)
+
+
 # --- What handlers do ----------------------------------------------------------------------------
 
 
@@ -383,7 +395,9 @@ class Odd(BaseException):
         (Odd("x"), Odd),
         (KeyboardInterrupt(), KeyboardInterrupt),
         (SystemExit(3), SystemExit),
-        (StopIteration(1), (StopIteration, RuntimeError)),
+        (GeneratorExit("x"), GeneratorExit),
+        (StopIteration(1), RuntimeError),
+        (StopAsyncIteration(1), (StopAsyncIteration, RuntimeError)),
         (gofer.Cancelled("x"), gofer.Cancelled),
         (TimeoutError(), TimeoutError),
         ("goexit", RuntimeError),
@@ -865,7 +879,7 @@ def test_cpu_bound_jobs_exert_backpressure(procs: int) -> None:
                 while accepted < 1000:
                     await pool.submit(accepted, timeout=0.05)
                     accepted += 1
-            assert pool.stats.submitted == accepted
+            await until(lambda: pool.stats.submitted == accepted)  # a worker may hold one just now
             gate.open()
         assert gate.most == procs
         assert sorted(r.job for r in await all_of(pool)) == list(range(accepted))
@@ -912,6 +926,49 @@ def test_cpu_bound_that_raises_is_the_result(procs: int) -> None:
     results = gofer.run(main, procs=procs)
     assert [r.value for r in results] == [0, None, 4, 6]
     assert isinstance(results[1].error, LookupError)
+
+
+def test_cpu_bound_that_hangs_is_given_up(procs: int) -> None:
+    async def main() -> None:
+        go_on = threading.Event()
+        begun = []
+
+        def cpu_bound(n: int) -> bool:
+            begun.append(n)
+            return go_on.wait(60)
+
+        async with WorkerPool(1, double, cpu_bound=cpu_bound) as pool:
+            await pool.submit(1)
+            await pool.submit(2)
+            await until(lambda: begun)
+            report = await pool.shutdown(0, grace=0)
+            assert (report.abandoned, report.never_begun) == ((1,), (2,))
+            go_on.set()
+        assert [r.job async for r in pool.results] == [1, 2]
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_pool_that_cannot_be_started_is_closed() -> None:
+    async def main() -> None:
+        pool = WorkerPool(3, double)
+
+        async def user() -> None:
+            try:
+                await sleep_long()
+            finally:  # the run ends: go() refuses
+                with pytest.raises(RuntimeError):
+                    await pool.__aenter__()
+                refused.append(pool)
+
+        gofer.go(user)
+        await gofer.gosched()
+
+    refused: list[WorkerPool[int, int]] = []
+    gofer.run(main, procs=1)
+    assert refused[0].results.closed
+    with pytest.raises(gofer.PoolClosed):
+        refused[0].submit(1)
 
 
 def test_a_shutdown_names_those_that_wait_for_a_permit(procs: int) -> None:
@@ -1093,6 +1150,63 @@ def test_the_goroutines_have_names() -> None:
         assert names == [f"worker 0 of {handler.__qualname__}"]
 
     gofer.run(main)
+
+
+def test_the_stack_of_a_worker_shows_the_handler(procs: int) -> None:
+    async def main() -> None:
+        async def handler(g: list[gofer.Goroutine[Any]]) -> None:
+            g.append(gofer.current())
+            await sleep_long()
+
+        box: list[gofer.Goroutine[Any]] = []
+        async with WorkerPool(1, handler) as pool:
+            await pool.submit(box)
+            await until(lambda: box)
+            await parked(box[0])
+            names = [frame.name for frame in box[0].stack()]
+            assert names[-2:] == ["handler", "sleep_long"]
+            assert box[0].wait_reason == "sleep"
+            await pool.shutdown(0)
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_pool_that_is_forgotten_is_a_leak() -> None:
+    """Its workers wait for jobs that nobody can submit any more: they are found, and end."""
+
+    async def main() -> None:
+        async def leave_it() -> None:
+            await WorkerPool(2, double).__aenter__()
+
+        await gofer.go(leave_it)
+        await until(lambda: gc.collect() is not None and gofer.num_goroutine() == 1)
+
+    with pytest.warns(gofer.GoroutineLeakWarning, match=r"worker \d of double"):
+        gofer.run(main)
+
+
+def test_a_leak_with_a_job_in_its_hands_accounts_for_it() -> None:
+    """The handler waits for what cannot come, and nobody else knows the pool."""
+    results: list[gofer.RecvChan[Result[int, None]]] = []
+
+    async def main() -> None:
+        async def forever(n: int) -> None:
+            await gofer.Chan[int]().recv()
+
+        async def leave_it() -> None:
+            pool = WorkerPool(1, forever)
+            await pool.__aenter__()
+            results.append(pool.results)
+            await pool.submit(1)
+            await until(lambda: pool.stats.running)
+
+        await gofer.go(leave_it)
+        await until(lambda: gc.collect() is not None and gofer.num_goroutine() == 1)
+
+    with pytest.warns(gofer.GoroutineLeakWarning, match="worker 0 of"):
+        gofer.run(main)
+    assert results[0].recv_nowait().job == 1
+    assert results[0].closed
 
 
 def test_the_monitor_prints_a_line_every_second() -> None:

@@ -125,14 +125,14 @@ static PyObject *take(Chan *ch)
 /* It is full: twice the room. The values that wrap around its end follow the others. */
 static SLOW bool grow(Chan *ch)
 {
-    PyObject **buf = PyMem_RawMalloc((size_t)ch->cap * 2 * sizeof *buf);
+    PyObject **buf = malloc((size_t)ch->cap * 2 * sizeof *buf);
     if (buf == NULL) {
         return false;
     }
     size_t first = (size_t)(ch->cap - ch->head);
     memcpy(buf, ch->buf + ch->head, first * sizeof *buf);
     memcpy(buf + first, ch->buf, (size_t)ch->head * sizeof *buf);
-    PyMem_RawFree(ch->buf);
+    free(ch->buf);
     ch->buf = buf;
     ch->head = 0;
     ch->cap *= 2;
@@ -838,13 +838,13 @@ static PyObject *chan_receiver(PyObject *self, void *Py_UNUSED(c))
 
 static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
 {
-    PyObject **buf = cap > 0 ? PyMem_RawCalloc((size_t)cap, sizeof *buf) : NULL;
+    PyObject **buf = cap > 0 ? calloc((size_t)cap, sizeof *buf) : NULL;
     if (cap > 0 && buf == NULL) {
         return (Chan *)PyErr_NoMemory();
     }
     Chan *ch = (Chan *)type->tp_alloc(type, 0); /* all zero */
     if (ch == NULL) {
-        PyMem_RawFree(buf);
+        free(buf);
         return NULL;
     }
     ch->buf = buf;
@@ -947,7 +947,7 @@ static void chan_dealloc(PyObject *self)
         PyObject_ClearWeakRefs(self);
     }
     chan_clear(self);
-    PyMem_RawFree(ch->buf);
+    free(ch->buf);
     Py_TYPE(self)->tp_free(self);
     Py_TRASHCAN_END
 }

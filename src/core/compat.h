@@ -37,6 +37,22 @@ static inline bool compat_trace(PyThreadState *ts, Py_tracefunc fn)
     return true;
 }
 
+static inline bool compat_traced(PyThreadState *ts, Py_tracefunc fn)
+{
+    return ts->c_tracefunc == fn;
+}
+
+/* Whether some thread has still to raise what PyThreadState_SetAsyncExc() gave it. Until then a thread that is traced and
+ * calls a function is caught in the interpreter: it looks for a reason to stop, and the reason is not its own. */
+static inline bool compat_exception_waits(void)
+{
+    PyThreadState *ts = PyInterpreterState_ThreadHead(PyInterpreterState_Main());
+    while (ts != NULL && ts->async_exc == NULL) {
+        ts = PyThreadState_Next(ts);
+    }
+    return ts != NULL;
+}
+
 /* Take that back, if it is still there. */
 static inline void compat_untrace(PyThreadState *ts, Py_tracefunc fn)
 {
@@ -81,6 +97,36 @@ static inline bool compat_visit_containers(int (*fn)(PyObject *, void *), void *
 #endif
 }
 
+/* What a coroutine or generator visits and has no reference of its own to: since 3.14 its stack may borrow from its local
+ * variables. Such an entry is marked in its lowest bit. `visit` is called for each. */
+static inline void compat_visit_borrowed(PyObject *op, visitproc visit, void *arg)
+{
+#if PY_VERSION_HEX >= 0x030E0000
+    if (!PyGen_CheckExact(op) && !PyCoro_CheckExact(op) && !PyAsyncGen_CheckExact(op)) {
+        return;
+    }
+    /* Local variables and stack are at its end. Of its other words, one points there: how far they are filled. */
+    PyCodeObject *code = PyGen_GetCode((PyGenObject *)op); /* any of the three */
+    uintptr_t *items = (uintptr_t *)((char *)op + Py_TYPE(op)->tp_basicsize), *top = items;
+    uintptr_t end = (uintptr_t)(items + code->co_nlocalsplus + code->co_stacksize);
+    Py_DECREF(code); /* not the last */
+    for (uintptr_t *word = (uintptr_t *)(op + 1); word < items; word++) {
+        if (*word > (uintptr_t)items && *word <= end) {
+            top = (uintptr_t *)*word;
+        }
+    }
+    for (; items < top; items++) {
+        if ((*items & 3) == 1 && *items > 3) {
+            visit((PyObject *)(*items & ~(uintptr_t)3), arg);
+        }
+    }
+#else
+    (void)op;
+    (void)visit;
+    (void)arg;
+#endif
+}
+
 /* Write where the Python code of each thread stands, when nobody can attach any more: faulthandler's own, which some
  * CPythons let others use. */
 #if defined(__GNUC__) && !defined(Py_GIL_DISABLED)
@@ -98,6 +144,10 @@ static inline void compat_dump_threads(int fd)
     (void)fd;
 #endif
 }
+
+/* Up to 3.12, when PyThreadState_SetAsyncExc() takes an exception back, all threads go on looking for one at each jump and
+ * call, until one is raised. */
+#define COMPAT_TAKING_BACK_IS_FELT (PY_VERSION_HEX < 0x030D0000)
 
 /* Take the current exception as one normalised object (3.12's API, spelled out for 3.11). */
 static inline PyObject *compat_take_exception(void)

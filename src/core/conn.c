@@ -25,12 +25,13 @@
  * ever seen more than data on it (PollDesc.rough): the end of the stream may have come along with its last bytes.
  *
  * With the GIL it is kept during these calls, which do not block and mostly take less time than giving it up and
- * taking it again; except to copy a lot. */
+ * taking it again; except to copy a lot. Ordinary files do block, and their callers detach. */
 #include "net.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -79,6 +80,7 @@ typedef struct {
     int fd; /* -1: closed */
     _Atomic uint8_t closing;
     bool is_socket, is_tcp;
+    bool is_file;           /* an ordinary file: its calls may block, whatever we say */
     bool bulk;              /* the reader's: the last read filled the scratch buffer */
     int8_t family;          /* AF_... of a socket */
     _Atomic(PollDesc *) pd; /* NULL: never had to wait. Lock to write */
@@ -396,6 +398,19 @@ static void use_edge(Conn *c, int side)
     }
 }
 
+/* Whoever waits for a disk is detached from Python, so that sysmon finds it blocked and takes its P. */
+static ssize_t read_file(int fd, void *to, size_t n)
+{
+    ssize_t got;
+    int error;
+    Py_BEGIN_ALLOW_THREADS
+    got = read(fd, to, n);
+    error = errno;
+    Py_END_ALLOW_THREADS
+    errno = error;
+    return got;
+}
+
 static ssize_t do_recv(Conn *c, void *to, size_t n)
 {
     Side *s = &c->side[SIDE_READ];
@@ -406,7 +421,9 @@ static ssize_t do_recv(Conn *c, void *to, size_t n)
     use_edge(c, SIDE_READ);
     ssize_t got;
     do {
-        got = c->is_socket ? recv(c->fd, to, n, 0) : read(c->fd, to, n);
+        got = c->is_socket ? recv(c->fd, to, n, 0)
+              : c->is_file ? read_file(c->fd, to, n)
+                           : read(c->fd, to, n);
     } while (got < 0 && errno == EINTR);
     s->drained =
         c->is_tcp && got > 0 && (size_t)got < n && c->pd != NULL && !atomic_load(&c->pd->rough);
@@ -441,7 +458,7 @@ static size_t buffered(const Conn *c)
 /* Most connections have nothing in it most of the time: then it is not there at all. */
 static void buf_release(Conn *c)
 {
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     c->buf = NULL;
     c->start = c->end = c->cap = 0;
 }
@@ -470,7 +487,7 @@ static bool buf_room(Conn *c)
         return true;
     }
     size_t cap = c->cap == 0 ? FILL : c->cap * 2;
-    char *more = PyMem_RawRealloc(c->buf, cap);
+    char *more = realloc(c->buf, cap);
     if (more == NULL) {
         PyErr_NoMemory();
         return false;
@@ -511,7 +528,7 @@ static Try try_read(M *m, Conn *c, IoOp *op, PyObject **value)
         return done(PyBytes_FromString(""), value);
     }
     if (m != NULL && m->scratch == NULL) {
-        m->scratch = PyMem_RawMalloc(SCRATCH);
+        m->scratch = malloc(SCRATCH);
     }
     if (m != NULL && m->scratch != NULL && n <= SCRATCH && !c->bulk) {
         ssize_t got = do_recv(c, m->scratch, n);
@@ -690,10 +707,13 @@ static Try try_write(Conn *c, IoOp *op, PyObject **value)
     while (op->n > 0) {
         ssize_t sent;
         use_edge(c, SIDE_WRITE);
-        if (HAVE_GIL && op->n >= GIL_BYTES) {
+        if (unlikely(c->is_file || (HAVE_GIL && op->n >= GIL_BYTES))) {
+            int error;
             Py_BEGIN_ALLOW_THREADS
             sent = write_some(c, op);
+            error = errno;
             Py_END_ALLOW_THREADS
+            errno = error;
         }
         else {
             sent = write_some(c, op);
@@ -1189,6 +1209,9 @@ static PyObject *descriptor_tp_new(PyTypeObject *type, PyObject *args, PyObject 
         c->is_socket = kind >= 0;
         c->family = (int8_t)(c->is_socket ? get_option(fd, SO_DOMAIN) : AF_UNSPEC);
         c->is_tcp = kind == SOCK_STREAM && (c->family == AF_INET || c->family == AF_INET6);
+        struct stat st;
+        c->is_file =
+            !c->is_socket && fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISBLK(st.st_mode));
     }
     return (PyObject *)c;
 }
@@ -1229,7 +1252,7 @@ static void descriptor_dealloc(PyObject *self)
         PyObject_ClearWeakRefs(self);
     }
     close_fd(c->fd, c->pd); /* nobody uses it: operations hold a reference */
-    PyMem_RawFree(c->buf);
+    free(c->buf);
     Py_XDECREF(c->local);
     Py_XDECREF(c->remote);
     live_add(tls_m, LIVE_CONN, -1);

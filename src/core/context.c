@@ -199,7 +199,7 @@ static void ended_add(Ended *e, Context *c)
 {
     if (e->n == e->cap) {
         e->cap = e->cap > 0 ? e->cap * 2 : 16;
-        e->all = PyMem_RawRealloc(e->all, e->cap * sizeof *e->all);
+        e->all = realloc(e->all, e->cap * sizeof *e->all);
         if (e->all == NULL) {
             Py_FatalError("gofer: out of memory while ending a context");
         }
@@ -303,7 +303,7 @@ static void context_end(Context *c, PyObject *err, PyObject *cause)
         after_end(m, ended.all[i]);
         Py_DECREF(ended.all[i]);
     }
-    PyMem_RawFree(ended.all);
+    free(ended.all);
     drop_now(m);
     Py_DECREF(err);
 }
@@ -398,7 +398,7 @@ static int look(Context *c)
 
 static Bind *bind_new(M *m, G *g, Context *c)
 {
-    Bind *b = PyMem_RawMalloc(sizeof *b);
+    Bind *b = malloc(sizeof *b);
     if (b == NULL) {
         Py_FatalError("gofer: out of memory for a binding");
     }
@@ -424,7 +424,7 @@ static void bind_free(M *m, Bind *b)
     drop_now(m);
     Py_DECREF(b->g);
     Py_DECREF(c);
-    PyMem_RawFree(b);
+    free(b);
 }
 
 /* Only by the goroutine itself. The hint goes first: if the context ends now, it comes again. */

@@ -33,7 +33,7 @@ static void places_add(Places *s, PyCodeObject *code, int lasti) /* eats the ref
 {
     if (s->n == s->cap) {
         size_t cap = s->cap > 0 ? s->cap * 2 : 16;
-        Place *more = PyMem_RawRealloc(s->at, cap * sizeof *more);
+        Place *more = realloc(s->at, cap * sizeof *more);
         if (more == NULL) {
             Py_DECREF(code); /* not the last: it runs */
             return;
@@ -63,7 +63,7 @@ static void places_clear(Places *s)
     for (size_t i = 0; i < s->n; i++) {
         Py_DECREF(s->at[i].code);
     }
-    PyMem_RawFree(s->at);
+    free(s->at);
     *s = (Places){0};
 }
 
@@ -214,40 +214,7 @@ static void walk_own(Places *s, M *m, G *g)
     walk_thread(s, frame, g->coro);
 }
 
-typedef struct {
-    uint64_t *ids;
-    Places *stacks;
-    size_t n, cap;
-} OnThreads;
-
-/* All goroutines that are on a thread. Nobody moves: see the top of this file. */
-static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
-{
-    OnThreads *found = arg;
-    lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
-        if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
-            found->n < found->cap) {
-            found->ids[found->n] = m->curg->id;
-            walk_thread(&found->stacks[found->n++], PyThreadState_GetFrame(m->ts), m->curg->coro);
-        }
-    }
-    unlock(&sched.lock);
-    return 0; /* that was all: visit no object */
-}
-
-static bool on_threads_alloc(OnThreads *found)
-{
-    lock(&sched.lock);
-    found->cap = (size_t)sched.nm + 16; /* more may come: they are missed */
-    unlock(&sched.lock);
-    found->ids = PyMem_RawCalloc(found->cap, sizeof *found->ids);
-    found->stacks = PyMem_RawCalloc(found->cap, sizeof *found->stacks);
-    return found->ids != NULL && found->stacks != NULL;
-}
-
-#define PROBE_NS     2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
-#define PROBE_MAX_NS 100000000LL /* some may have to wait for a core */
+/* ---- would it be quick to stop the world of CPython? ---- */
 
 #if HAVE_GIL
 
@@ -257,6 +224,9 @@ static bool all_in_bytecode(void)
 }
 
 #else
+
+#define PROBE_NS     10000000LL /* of CPU time, without getting to a boundary: it is in C code */
+#define PROBE_MAX_NS NS_PER_S   /* some may have to wait for a core */
 
 /* Ask those in the list, or look whether they are still to come. */
 static void probe(M *m, bool ask, bool *waits, bool *in_c) /* sched.lock */
@@ -298,6 +268,40 @@ static bool all_in_bytecode(void)
 
 #endif
 
+/* ---- all that are on threads ---- */
+
+typedef struct {
+    uint64_t *ids;
+    Places *stacks;
+    size_t n, cap;
+} OnThreads;
+
+/* All goroutines that are on a thread. Nobody moves: see the top of this file. */
+static int walk_threads(PyObject *Py_UNUSED(any), void *arg)
+{
+    OnThreads *found = arg;
+    lock(&sched.lock);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        if (m->ts != NULL && m->ts != PyThreadState_Get() && m->curg != NULL &&
+            found->n < found->cap) {
+            found->ids[found->n] = m->curg->id;
+            walk_thread(&found->stacks[found->n++], PyThreadState_GetFrame(m->ts), m->curg->coro);
+        }
+    }
+    unlock(&sched.lock);
+    return 0; /* that was all: visit no object */
+}
+
+static bool on_threads_alloc(OnThreads *found)
+{
+    lock(&sched.lock);
+    found->cap = (size_t)sched.nm + 16; /* more may come: they are missed */
+    unlock(&sched.lock);
+    found->ids = calloc(found->cap, sizeof *found->ids);
+    found->stacks = calloc(found->cap, sizeof *found->stacks);
+    return found->ids != NULL && found->stacks != NULL;
+}
+
 /* look_at_threads(known) -> {id: key of its stack} for goroutines that are on a thread. Empty if one of them is in a
  * long call of C code. */
 static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
@@ -307,8 +311,8 @@ static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
     bool quick;
     if (result == NULL || !on_threads_alloc(&found)) {
         Py_XDECREF(result);
-        PyMem_RawFree(found.ids);
-        PyMem_RawFree(found.stacks);
+        free(found.ids);
+        free(found.stacks);
         return PyErr_NoMemory();
     }
     Py_BEGIN_ALLOW_THREADS
@@ -326,8 +330,8 @@ static PyObject *core_look_at_threads(PyObject *Py_UNUSED(mod), PyObject *known)
         Py_XDECREF(id);
         Py_XDECREF(key);
     }
-    PyMem_RawFree(found.ids);
-    PyMem_RawFree(found.stacks);
+    free(found.ids);
+    free(found.stacks);
     return result;
 }
 

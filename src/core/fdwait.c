@@ -4,6 +4,7 @@
  * switched off (EPOLLONESHOT), and each wait asks anew. Level-triggered: a wait ends if the descriptor is ready
  * now, and all who wait for the same are woken together; each tries for himself. */
 #include "net.h"
+#include "trace.h"
 
 #include <errno.h>
 
@@ -44,7 +45,7 @@ static Entry *entry_get(int fd)
         while (size <= fd) {
             size *= 2;
         }
-        Entry *more = PyMem_RawRealloc(table, (size_t)size * sizeof *more);
+        Entry *more = realloc(table, (size_t)size * sizeof *more);
         if (more == NULL) {
             errno = ENOMEM;
             return NULL;
@@ -154,6 +155,7 @@ int fdwait_ready(M *m, PollDesc *pd, uint32_t seq, uint32_t events)
     for (WaitOp *op = chain, *next; op != NULL; op = next, woken++) {
         next = op->next;
         netpoll_count(-1);
+        trace_net_ready(op->fd, op->who);
         if (!goready(m, op->who, false)) {
             drop_later(m, (PyObject *)op->who);
         }

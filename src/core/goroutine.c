@@ -162,7 +162,7 @@ void g_count_fold(M *m)
 G **allgs_snapshot(Py_ssize_t *n)
 {
     size_t cap = 64;
-    G **all = PyMem_RawMalloc(cap * sizeof(G *));
+    G **all = malloc(cap * sizeof(G *));
     *n = 0;
     for (int i = 0; i < ALLG_SHARDS && all != NULL; i++) {
         AllgShard *s = &sched.allgs[i];
@@ -187,12 +187,12 @@ G **allgs_snapshot(Py_ssize_t *n)
         }
         i--;
         cap *= 2;
-        G **more = PyMem_RawRealloc(all, cap * sizeof(G *));
+        G **more = realloc(all, cap * sizeof(G *));
         if (more == NULL) {
             while (*n > 0) {
                 Py_DECREF(all[--*n]);
             }
-            PyMem_RawFree(all);
+            free(all);
         }
         all = more;
     }

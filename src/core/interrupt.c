@@ -109,7 +109,6 @@ void interrupt_stop(void) {}
 
 #else
 
-void interrupt_ready(M *Py_UNUSED(m)) {}
 void interrupt_end_m(M *Py_UNUSED(m)) {}
 
 /* Who has the GIL and gets to no boundary keeps our thread, too, from looking. */
@@ -123,6 +122,8 @@ bool interrupt_waits(M *Py_UNUSED(m))
 /* The interpreter calls the trace function of a thread, if it has one, at the start of each line and when code jumps
  * back. Whoever has the GIL may set it. */
 
+#define ARMED_NS 2000000LL
+
 static int at_line(PyObject *Py_UNUSED(obj), PyFrameObject *Py_UNUSED(frame), int what,
                    PyObject *Py_UNUSED(arg))
 {
@@ -134,12 +135,32 @@ static int at_line(PyObject *Py_UNUSED(obj), PyFrameObject *Py_UNUSED(frame), in
     return m == NULL || !preempt_claim(m) || preempt_park(m) ? 0 : -1;
 }
 
+void interrupt_ready(M *m)
+{
+    compat_untrace(m->ts, at_line);
+}
+
+/* If it has computed since it was armed, and not come to a line, it is in C code; or caught, see compat_exception_waits.
+ * Either way let it go. So if a debugger, or coverage, has its trace function. */
+static void arm(M *m, bool may) /* sched.lock: thread states go under it */
+{
+    int64_t cpu = clock_ns(m->cpu_clock);
+    bool in_vain = compat_traced(m->ts, at_line) && cpu - m->armed_cpu_ns > ARMED_NS;
+    if (may && !in_vain && compat_trace(m->ts, at_line)) {
+        m->armed_cpu_ns = cpu;
+        return;
+    }
+    compat_untrace(m->ts, at_line);
+    preempt_failed(m);
+}
+
 bool interrupt_wanted(void)
 {
-    lock(&sched.lock); /* thread states go under it */
+    bool may = !compat_exception_waits();
+    lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        if (preempt_is_wanted(m) && m->ts != NULL && !compat_trace(m->ts, at_line)) {
-            preempt_failed(m); /* a debugger, or coverage, has it */
+        if (preempt_is_wanted(m) && m->ts != NULL && atomic_load(&m->user) == USER_RUNS) {
+            arm(m, may);
         }
     }
     unlock(&sched.lock);
@@ -171,6 +192,8 @@ void interrupt_stop(void)
 }
 
 #else
+
+void interrupt_ready(M *Py_UNUSED(m)) {} /* others may run the same code */
 
 /* sys.monitoring watches the code that the goroutine is in: whoever runs that calls at_boundary() when it jumps or
  * returns.

@@ -21,7 +21,7 @@ typedef struct {
 typedef struct {
     Node *nodes; /* by hash of the address */
     size_t n, size;
-    PyObject **edges;
+    uintptr_t *edges; /* addresses; tagged with 1: to be taken back, see compat_visit_borrowed */
     size_t nedges, cap;
     PyObject *probe; /* has one reference, ours: what is seen beyond that is the looker's own */
     Py_ssize_t extra;
@@ -48,7 +48,7 @@ static bool nodes_grow(Notes *notes)
         return true;
     }
     Notes more = {.size = notes->size > 0 ? notes->size * 2 : 1 << 16};
-    more.nodes = PyMem_RawCalloc(more.size, sizeof *more.nodes);
+    more.nodes = calloc(more.size, sizeof *more.nodes);
     if (more.nodes == NULL) {
         return false;
     }
@@ -57,7 +57,7 @@ static bool nodes_grow(Notes *notes)
             *node_at(&more, notes->nodes[i].op) = notes->nodes[i];
         }
     }
-    PyMem_RawFree(notes->nodes);
+    free(notes->nodes);
     notes->nodes = more.nodes;
     notes->size = more.size;
     return true;
@@ -69,7 +69,7 @@ static bool edges_grow(Notes *notes)
         return true;
     }
     size_t cap = notes->cap > 0 ? notes->cap * 2 : 1 << 18;
-    PyObject **more = PyMem_RawRealloc(notes->edges, cap * sizeof *more);
+    uintptr_t *more = realloc(notes->edges, cap * sizeof *more);
     if (more == NULL) {
         return false;
     }
@@ -78,22 +78,31 @@ static bool edges_grow(Notes *notes)
     return true;
 }
 
-static int note_reference(PyObject *to, void *arg)
+static int note_edge(Notes *notes, uintptr_t edge)
 {
-    Notes *notes = arg;
     if (!edges_grow(notes)) {
         notes->failed = true;
         return 1;
     }
-    notes->edges[notes->nedges++] = to;
+    notes->edges[notes->nedges++] = edge;
     return 0;
+}
+
+static int note_reference(PyObject *to, void *arg)
+{
+    return note_edge(arg, (uintptr_t)to);
+}
+
+static int note_borrowed(PyObject *to, void *arg)
+{
+    return note_edge(arg, (uintptr_t)to | 1);
 }
 
 /* What Ms are about to let go of, and only had to put off, wakes nobody. */
 static void note_drops(Notes *notes)
 {
     lock(&sched.lock);
-    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
         for (size_t i = 0; i < m->drops.n; i++) {
             if (!(m->drops.items[i] & 1)) { /* else a timer is due */
                 note_reference((PyObject *)m->drops.items[i], notes);
@@ -129,6 +138,7 @@ static int note_object(PyObject *op, void *arg)
         traverse(op, note_reference, notes);
     }
     node->n = notes->nedges - node->first;
+    compat_visit_borrowed(op, note_borrowed, notes);
     return !notes->failed;
 }
 
@@ -142,7 +152,7 @@ static void mark_alive(Notes *notes, Node *root, Node **stack)
     while (depth > 0) {
         Node *node = stack[--depth];
         for (size_t i = 0; i < node->n; i++) {
-            Node *to = node_at(notes, notes->edges[node->first + i]);
+            Node *to = node_at(notes, (PyObject *)notes->edges[node->first + i]);
             if (to->op != NULL && !to->alive) {
                 to->alive = true;
                 stack[depth++] = to; /* each once: there is room for all */
@@ -157,10 +167,13 @@ static bool find_alive(Notes *notes)
         notes->nodes[i].refs -= notes->extra;
     }
     for (size_t i = 0; i < notes->nedges; i++) {
-        Node *to = node_at(notes, notes->edges[i]);
-        to->refs -= to->op != NULL;
+        bool borrowed = notes->edges[i] & 1;
+        Node *to = node_at(notes, (PyObject *)(notes->edges[i] & ~(uintptr_t)1));
+        if (to->op != NULL) {
+            to->refs += borrowed ? 1 : -1;
+        }
     }
-    Node **stack = PyMem_RawMalloc((notes->n + 1) * sizeof *stack);
+    Node **stack = malloc((notes->n + 1) * sizeof *stack);
     if (stack == NULL) {
         return false;
     }
@@ -170,7 +183,7 @@ static bool find_alive(Notes *notes)
             mark_alive(notes, node, stack);
         }
     }
-    PyMem_RawFree(stack);
+    free(stack);
     return true;
 }
 
@@ -217,9 +230,9 @@ static PyObject *core_leaks(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (Py_ssize_t i = 0; i < n; i++) {
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
-    PyMem_RawFree(notes.nodes);
-    PyMem_RawFree(notes.edges);
+    free(all);
+    free(notes.nodes);
+    free(notes.edges);
     Py_XDECREF(notes.probe);
     return list;
 }

@@ -68,12 +68,14 @@ static PyObject *configure(PyObject *Py_UNUSED(mod), PyObject *from)
         {"stack_of", &hooks.stack_of},
         {"deadlock_text", &hooks.deadlock_text},
         {"quit_dump", &hooks.quit_dump},
+        {"stalled", &hooks.stalled},
         {"frame_and_awaited", &hooks.frame_and_awaited},
         {"note_failure", &hooks.note_failure},
         {"warn_leak", &hooks.warn_leak},
         {"foreign_threads", &hooks.foreign_threads},
         {"foreign_await", &hooks.foreign_await},
         {"Interrupted", &hooks.Interrupted},
+        {"nothing", &hooks.nothing},
         {"last_chance", &hooks.last_chance},
         {"as_case", &hooks.as_case},
         {"future_started", &hooks.future_started},
@@ -135,6 +137,7 @@ static int module_exec(PyObject *mod)
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||
         PyModule_AddFunctions(mod, quit_methods) < 0 ||
         PyModule_AddFunctions(mod, leaks_methods) < 0 ||
+        PyModule_AddFunctions(mod, stall_methods) < 0 ||
         PyModule_AddFunctions(mod, configure_method) < 0 ||
         PyModule_AddFunctions(mod, trace_methods) < 0 ||
         PyModule_AddFunctions(mod, tracewrite_methods) < 0 ||

@@ -29,6 +29,7 @@ typedef struct PollDesc {
     _Atomic uint32_t run;  /* the poller it is registered with, see netpoll_run */
     _Atomic uint8_t rough; /* there was more than data: end of file, error, urgent data */
     _Atomic int fdwait;    /* fdwait.c's: the descriptor, plus 1. 0: a Conn's */
+    _Atomic int fd;        /* a Conn's: for the trace */
     struct PollDesc *next_free;
 } PollDesc;
 

@@ -11,6 +11,7 @@
  *
  * Another system's poller (kqueue) would replace this file: registration, wait, break. */
 #include "net.h"
+#include "trace.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -88,7 +89,7 @@ PollDesc *desc_new(void)
 {
     lock(&net.lock);
     if (net.free == NULL && net.ndescs < (uint32_t)CHUNK * CHUNKS) {
-        PollDesc *chunk = PyMem_RawCalloc(CHUNK, sizeof *chunk);
+        PollDesc *chunk = calloc(CHUNK, sizeof *chunk);
         for (uint32_t i = 0; chunk != NULL && i < CHUNK; i++) {
             chunk[i].index = net.ndescs + i;
             chunk[i].next_free = i + 1 < CHUNK ? &chunk[i + 1] : NULL;
@@ -142,6 +143,7 @@ bool netpoll_add(int fd, PollDesc *pd)
     const uint32_t all = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLPRI | EPOLLET;
     uint32_t run = netpoll_run();
     fdwait_forget(fd);
+    atomic_store_explicit(&pd->fd, fd, memory_order_relaxed);
     /* EEXIST: wait_readable() has known it before it became a Conn's */
     if (!netpoll_ctl(EPOLL_CTL_ADD, fd, all, pd) &&
         (errno != EEXIST || !netpoll_ctl(EPOLL_CTL_MOD, fd, all, pd))) {
@@ -182,7 +184,7 @@ bool netpoll_start(void)
     }
     unlock(&net.lock);
     if (first && error == 0) {
-        poller_look(1); /* one that sleeps already, until the next timer, does not sleep in the poller */
+        poller_look(0); /* the M that watches the timers does not sleep in the kernel: it shall */
     }
     errno = error;
     return error == 0;
@@ -294,6 +296,7 @@ static int side_ready(M *m, PollDesc *pd, int side)
         return 0;
     }
     netpoll_count(-1);
+    trace_net_ready(atomic_load_explicit(&pd->fd, memory_order_relaxed), (G *)was);
     if (!goready_quietly(m, (G *)was)) {
         drop_later(m, (PyObject *)was);
     }
@@ -332,6 +335,7 @@ int netpoll_ready(M *m, const PollEvents *events)
             woken += side_ready(m, pd, SIDE_WRITE);
         }
     }
+    trace_net_poll(woken);
     if (woken > 1 || (woken > 0 && m->p == NULL)) {
         wakep();
     }

@@ -15,11 +15,13 @@
  *     have more to do than others (numa_release). One that blocks keeps its mask: it needs no CPU.
  *   - M0 is the caller's thread and gets its mask back at the end (numa_end). Other threads end.
  *   - A thread that is wired to a goroutine stays where it is, whatever node the P is of that it gets.
- *   - The mask of the process is sysmon's own, which we never change: `taskset -a` from outside is seen there.
+ *   - The mask of the process is sysmon's own, which we never change: `taskset -a` from outside is seen there, and looked
+ *     for before each change. What we may have given threads at that very moment sysmon takes back (take_back).
  *   - A new thread inherits the mask of the M that starts it, and knows. */
 #include "runtime.h"
 
 #include <sched.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 enum { MAX_CPUS = 8192, WORD_BITS = 64, PIN_NODES = MAX_NODES * 2 };
@@ -44,6 +46,7 @@ static struct {
 static CpuMask caller_mask; /* M0's before the run */
 static CpuMask moved_to;    /* sysmon's until `moved`, then whoever stops the world */
 static _Atomic bool moved;
+static _Atomic pid_t sysmon_tid; /* 0: it has not come so far */
 
 /* ---- masks ---- */
 
@@ -72,6 +75,41 @@ static bool node_mask(int node, CpuMask *mask)
         any |= mask->words[i];
     }
     return any != 0;
+}
+
+/* ---- pinned threads ---- */
+
+/* M.pin: which node, and of which mask of the process. 0: not pinned. */
+static uint32_t pin_of(int node)
+{
+    return topology.generation * PIN_NODES + (uint32_t)node + 1;
+}
+
+/* Whether we gave `m` the mask that it has, not the user. */
+static bool is_ours(const M *m, const CpuMask *mask)
+{
+    CpuMask ours;
+    int node = (int)(m->pin % PIN_NODES) - 1;
+    return m->pin != 0 && node_mask(node, &ours) && mask_equal(mask, &ours);
+}
+
+static void give_back(M *m, const CpuMask *mask)
+{
+    CpuMask has;
+    lock(&m->pin_lock);
+    if (m->pin != 0 && m->tid != 0 && mask_get(m->tid, &has) && is_ours(m, &has)) {
+        mask_set(m->tid, mask);
+        m->pin = 0;
+    }
+    unlock(&m->pin_lock);
+}
+
+/* The process has another mask: no thread may keep what it got while that was not known. */
+static void take_back(void) /* sched.lock */
+{
+    for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+        give_back(m, &moved_to);
+    }
 }
 
 /* ---- Ps and nodes ---- */
@@ -109,6 +147,7 @@ void numa_assign(int n)
 {
     if (atomic_load(&moved)) {
         lock(&sched.lock);
+        take_back();
         topology.allowed = moved_to;
         topology.generation = topology.generation % 0xffffff + 1;
         unlock(&sched.lock);
@@ -189,22 +228,13 @@ int victims_next(Victims *v, const Nodes *of)
 
 /* ---- pinning ---- */
 
-/* M.pin: which node, and of which mask of the process. 0: not pinned. */
-static uint32_t pin_of(int node)
+/* Has the process the mask that we believe it has? */
+static bool is_current(void)
 {
-    return topology.generation * PIN_NODES + (uint32_t)node + 1;
-}
-
-static int pinned_to(const M *m) /* m->pin is set */
-{
-    return (int)(m->pin % PIN_NODES) - 1;
-}
-
-/* Whether we gave `m` the mask that it has, not the user. */
-static bool is_ours(const M *m, const CpuMask *mask)
-{
-    CpuMask ours;
-    return m->pin != 0 && node_mask(pinned_to(m), &ours) && mask_equal(mask, &ours);
+    pid_t tid = atomic_load(&sysmon_tid);
+    CpuMask mask;
+    return tid == 0 || topology.fake ||
+           (mask_get(tid, &mask) && mask_equal(&mask, &topology.allowed));
 }
 
 void numa_settle(M *m)
@@ -216,24 +246,25 @@ void numa_settle(M *m)
     CpuMask has, wants;
     lock(&m->pin_lock);
     bool ours = mask_get(0, &has) && (mask_equal(&has, &topology.allowed) || is_ours(m, &has));
-    m->pin = ours && node_mask(node, &wants) && mask_set(0, &wants) ? pin_of(node) : 0;
+    m->pin =
+        ours && is_current() && node_mask(node, &wants) && mask_set(0, &wants) ? pin_of(node) : 0;
     unlock(&m->pin_lock);
 }
 
 void numa_release(M *m)
 {
-    lock(&m->pin_lock);
-    CpuMask has;
-    if (m->pin != 0 && m->tid != 0 && mask_get(m->tid, &has) && is_ours(m, &has)) {
-        mask_set(m->tid, &topology.allowed);
-        m->pin = 0;
-    }
-    unlock(&m->pin_lock);
+    give_back(m, &topology.allowed);
+}
+
+void numa_watched(void)
+{
+    atomic_store(&sysmon_tid, (pid_t)syscall(SYS_gettid));
 }
 
 void numa_begin(void)
 {
     atomic_store(&moved, false);
+    atomic_store(&sysmon_tid, 0);
     if (topology.n > 0 && mask_get(0, &caller_mask) && !topology.fake) {
         topology.allowed = caller_mask;
     }
@@ -325,7 +356,7 @@ static PyObject *victims(PyObject *Py_UNUSED(mod), PyObject *args)
     if (!PyArg_ParseTuple(args, "y#iI", &node, &n, &p, &random)) {
         return NULL;
     }
-    Nodes *of = n > 0 && n <= MAX_PROCS && p >= 0 && p < n ? PyMem_RawMalloc(sizeof *of) : NULL;
+    Nodes *of = n > 0 && n <= MAX_PROCS && p >= 0 && p < n ? malloc(sizeof *of) : NULL;
     if (of == NULL) {
         PyErr_SetString(PyExc_ValueError, "there are not that many Ps");
         return NULL;
@@ -344,7 +375,7 @@ static PyObject *victims(PyObject *Py_UNUSED(mod), PyObject *args)
         }
         Py_XDECREF(id);
     }
-    PyMem_RawFree(of);
+    free(of);
     return list;
 }
 

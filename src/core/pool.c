@@ -1,5 +1,5 @@
-/* The busy part of a WorkerPool: submit(), and the loop of a worker with an async handler, which takes a job, awaits
- * the handler and gives the result. That is all that a small job costs, so it is in C. What is rare is in _pool.py:
+/* The busy part of a WorkerPool: submit(), and the loop of a worker, which takes a job, calls or
+ * awaits the handler, and gives the result. That is all that a small job costs, so it is in C. What is rare is in _pool.py:
  * handlers that raise, CPU-bound jobs, executors, the end.
  *
  * Everything here runs attached, with the P in P_USER, by the goroutine of the worker. Others look only at the
@@ -8,8 +8,10 @@
 
 typedef struct {
     PyObject_HEAD
-    Chan *jobs, *results;       /* owned */
-    PyObject *handler;          /* owned */
+    Chan *jobs, *results; /* owned */
+    PyObject *handler;    /* owned */
+    PyObject *
+        is_value; /* owned: whether what a plain handler has returned is its value; NULL: it is async */
     PyTypeObject *type;         /* owned: gofer.Result, a tuple (job, value, error, elapsed) */
     PyObject *coro;             /* owned: the handler's, while it runs */
     PyObject *wait;             /* owned: the operation that gets the next job */
@@ -26,8 +28,8 @@ static PyTypeObject PoolWorker_Type;
 static void begin(PoolWorker *w, PyObject *job)
 {
     w->handling = true;
-    atomic_store(&w->started_ns, nanotime());
-    atomic_store(&w->job, Py_NewRef(job));
+    atomic_store_explicit(&w->started_ns, nanotime(), memory_order_relaxed);
+    atomic_store_explicit(&w->job, Py_NewRef(job), memory_order_release);
 }
 
 static double elapsed(const PoolWorker *w)
@@ -103,10 +105,23 @@ static PySendResult next_job(PoolWorker *w, PyObject **job)
     return r;
 }
 
-/* What the handler has returned can be awaited: as an iterator. Eats it. */
+/* Whether what a plain handler has returned is its value; if not, it is to be awaited. -1: exception. */
+static int is_value(PoolWorker *w, PyObject *made)
+{
+    PyAsyncMethods *async = Py_TYPE(made)->tp_as_async;
+    if (likely(async == NULL || async->am_await == NULL)) {
+        return 1;
+    }
+    PyObject *r = PyObject_CallOneArg(w->is_value, made);
+    int is = r != NULL ? PyObject_IsTrue(r) : -1;
+    Py_XDECREF(r);
+    return is;
+}
+
+/* What the handler has returned, as an iterator that awaits it. Eats it. */
 static PyObject *awaited(PyObject *made)
 {
-    if (made == NULL || likely(PyCoro_CheckExact(made))) {
+    if (likely(PyCoro_CheckExact(made))) {
         return made;
     }
     PyAsyncMethods *async = Py_TYPE(made)->tp_as_async;
@@ -121,49 +136,97 @@ static PyObject *awaited(PyObject *made)
     return it;
 }
 
+/* The interpreter would take a StopIteration for the end of the await. As in a generator, it becomes an error. */
+static void no_stop_iteration(void)
+{
+    if (likely(!PyErr_ExceptionMatches(PyExc_StopIteration))) {
+        return;
+    }
+    PyObject *stop = compat_take_exception();
+    PyErr_SetString(PyExc_RuntimeError, "the handler raised StopIteration");
+    PyObject *error = compat_take_exception();
+    PyException_SetCause(error, stop); /* eats it */
+    compat_raise(error);
+}
+
+/* Call the handler. 1: *value is there, 0: it is to be awaited, -1: exception. */
+static int call(PoolWorker *w, PyObject *job, PyObject **value)
+{
+    begin(w, job);
+    *value = PyObject_CallOneArg(w->handler, job);
+    int done = *value == NULL ? -1 : w->is_value != NULL ? is_value(w, *value) : 0;
+    if (done == 0) {
+        w->coro = awaited(*value);
+        *value = NULL;
+        return w->coro != NULL ? 0 : -1;
+    }
+    if (done < 0) {
+        Py_CLEAR(*value);
+        no_stop_iteration();
+    }
+    return done;
+}
+
+/* The handler is done; eats `value`. True: go on with the next job. False: *r and *result are what to say. */
+static bool after(PoolWorker *w, PyObject *value, PySendResult *r, PyObject **result)
+{
+    int given = give(w, value);
+    Py_DECREF(value);
+    M *m = tls_m;
+    if (given <= 0) {
+        *result = given == 0 ? Py_NewRef(Py_False) : NULL;
+        *r = given == 0 ? PYGEN_RETURN : PYGEN_ERROR;
+        return false;
+    }
+    if (unlikely(let_others_run(w)) && m != NULL && m->curg != NULL) {
+        *r = op_yield(m->curg, result);
+        return false;
+    }
+    return true;
+}
+
 static PySendResult worker_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject **result)
 {
     PoolWorker *w = (PoolWorker *)self;
+    PySendResult r;
     for (;;) {
+        PyObject *job = NULL, *value = NULL;
+        if (w->coro == NULL) {
+            r = next_job(w, &job);
+            if (r != PYGEN_RETURN) {
+                *result = job;
+                break;
+            }
+            int done = call(w, job, &value);
+            Py_DECREF(job);
+            if (done < 0) {
+                *result = NULL;
+                return PYGEN_ERROR;
+            }
+        }
         if (w->coro != NULL) {
-            PySendResult r = PyIter_Send(w->coro, Py_None, result);
-            if (r == PYGEN_NEXT) {
-                return r; /* the handler waits */
+            r = PyIter_Send(w->coro, Py_None, &value);
+            if (r == PYGEN_NEXT) { /* the handler waits */
+                *result = value;
+                return r;
             }
             Py_CLEAR(w->coro);
             if (r == PYGEN_ERROR) {
+                no_stop_iteration();
+                *result = NULL;
                 return r;
             }
-            int given = give(w, *result);
-            Py_CLEAR(*result);
-            if (given <= 0) {
-                *result = given == 0 ? Py_NewRef(Py_False) : NULL;
-                return given == 0 ? PYGEN_RETURN : PYGEN_ERROR;
-            }
-            M *m = tls_m;
-            if (unlikely(let_others_run(w)) && m != NULL && m->curg != NULL) {
-                return op_yield(m->curg, result);
-            }
         }
-        PyObject *job = NULL;
-        PySendResult r = next_job(w, &job);
-        if (r == PYGEN_ERROR && PyErr_ExceptionMatches(PyExc_StopAsyncIteration)) {
-            PyErr_Clear(); /* closed and drained */
-            *result = Py_NewRef(Py_True);
-            return PYGEN_RETURN;
-        }
-        if (r != PYGEN_RETURN) {
-            *result = job;
+        if (!after(w, value, &r, result)) {
             return r;
         }
-        begin(w, job);
-        w->coro = awaited(PyObject_CallOneArg(w->handler, job));
-        Py_DECREF(job);
-        if (w->coro == NULL) {
-            *result = NULL;
-            return PYGEN_ERROR;
-        }
     }
+    if (r == PYGEN_ERROR && PyErr_ExceptionMatches(PyExc_StopAsyncIteration)) {
+        PyErr_Clear(); /* closed and drained */
+        *result = Py_NewRef(Py_True);
+        return PYGEN_RETURN;
+    }
+    return r;
 }
 
 /* The goroutine is ended from outside: so is what it waits for. */
@@ -172,6 +235,7 @@ static PyObject *worker_close(PyObject *self, PyObject *Py_UNUSED(a))
     PoolWorker *w = (PoolWorker *)self;
     PyObject *inner = w->coro != NULL ? w->coro : w->wait;
     w->coro = w->wait = NULL;
+    w->handling = false; /* what is raised now is not the handler's */
     if (inner == NULL) {
         Py_RETURN_NONE;
     }
@@ -237,12 +301,12 @@ static PyGetSetDef worker_getset[] = {
     {NULL},
 };
 
-/* pool_worker(jobs, results, handler, type) */
+/* pool_worker(jobs, results, handler, is_value or None, type) */
 static PyObject *pool_worker(PyObject *Py_UNUSED(mod), PyObject *args)
 {
-    PyObject *jobs, *results, *handler, *type;
-    if (!PyArg_ParseTuple(args, "O!O!OO!:pool_worker", &Chan_Type, &jobs, &Chan_Type, &results,
-                          &handler, &PyType_Type, &type)) {
+    PyObject *jobs, *results, *handler, *check, *type;
+    if (!PyArg_ParseTuple(args, "O!O!OOO!:pool_worker", &Chan_Type, &jobs, &Chan_Type, &results,
+                          &handler, &check, &PyType_Type, &type)) {
         return NULL;
     }
     PoolWorker *w = PyObject_GC_New(PoolWorker, &PoolWorker_Type);
@@ -252,6 +316,7 @@ static PyObject *pool_worker(PyObject *Py_UNUSED(mod), PyObject *args)
     w->jobs = (Chan *)Py_NewRef(jobs);
     w->results = (Chan *)Py_NewRef(results);
     w->handler = Py_NewRef(handler);
+    w->is_value = check != Py_None ? Py_NewRef(check) : NULL;
     w->type = (PyTypeObject *)Py_NewRef(type);
     w->coro = w->wait = NULL;
     atomic_init(&w->job, NULL);
@@ -271,6 +336,7 @@ static int worker_traverse(PyObject *self, visitproc visit, void *arg)
     Py_VISIT(w->jobs);
     Py_VISIT(w->results);
     Py_VISIT(w->handler);
+    Py_VISIT(w->is_value);
     Py_VISIT(w->type);
     PyObject *job = atomic_load_explicit(&w->job, memory_order_relaxed);
     Py_VISIT(job);
@@ -296,6 +362,7 @@ static void worker_dealloc(PyObject *self)
     Py_CLEAR(w->jobs);
     Py_CLEAR(w->results);
     Py_CLEAR(w->handler);
+    Py_CLEAR(w->is_value);
     Py_CLEAR(w->type);
     live_add(tls_m, LIVE_OP, -1);
     PyObject_GC_Del(self);

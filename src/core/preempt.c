@@ -11,7 +11,7 @@
 
 #include <sys/prctl.h>
 
-enum { STOPPED_MAX = 1000 }; /* threads that sleep in preempt_park() */
+enum { STOPPED_MAX = 1000 };    /* threads that sleep in preempt_park() */
 #define PROBE_NS    2000000LL   /* of CPU time, without getting to a boundary: it is in C code */
 #define TRY_MIN_NS  4000000LL   /* between two tries: one may move on to other code each time ... */
 #define TRY_MAX_NS  32000000LL  /* ... or sit in C code for long */
@@ -116,17 +116,17 @@ static _Thread_local int collecting;
 bool preempt_claim(M *m)
 {
     G *g = m->curg;
-    bool stop =
-        g != NULL && collecting == 0 &&
-        !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
-        atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
-        /* it has not begun to wait, in code that drives a coroutine by hand */
-        atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
-        /* nobody waits for it to have looked at his frames, with a P perhaps */
-        !g_scanning() && atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS &&
-        /* the scheduler has not been here and called something that is in Python */
-        (m->p == NULL || atomic_load_explicit(&m->p->owner, memory_order_relaxed) !=
-                             p_owner(m, P_RUNNING));
+    bool stop = g != NULL && collecting == 0 &&
+                !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
+                atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
+                /* it has not begun to wait, in code that drives a coroutine by hand */
+                atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
+                /* nobody waits for it to have looked at his frames, with a P perhaps */
+                !g_scanning() &&
+                atomic_load_explicit(&m->user, memory_order_relaxed) == USER_RUNS &&
+                /* the scheduler has not been here and called something that is in Python */
+                (m->p == NULL ||
+                 atomic_load_explicit(&m->p->owner, memory_order_relaxed) != p_owner(m, P_RUNNING));
     if (stop) {
         preempt_forget(m);
     }

@@ -70,7 +70,7 @@ static void put_off(M *m, uintptr_t item)
     Drops *d = m != NULL ? &m->drops : &foreign_drops;
     if (d->n == d->cap) {
         size_t cap = d->cap > 0 ? d->cap * 2 : 64;
-        uintptr_t *more = PyMem_RawRealloc(d->items, cap * sizeof *more);
+        uintptr_t *more = realloc(d->items, cap * sizeof *more);
         if (more == NULL) {
             return; /* out of memory: keeping the object alive for ever is the safe mistake */
         }
@@ -110,7 +110,7 @@ void drop_now(M *m)
             *d = (Drops){batch.items, 0, batch.cap};
         }
         else {
-            PyMem_RawFree(batch.items);
+            free(batch.items);
         }
     }
 }
@@ -291,7 +291,7 @@ static M *idle_m_get(const P *p) /* sched.lock */
 
 M *m_new(void)
 {
-    M *m = PyMem_RawCalloc(1, sizeof(M));
+    M *m = calloc(1, sizeof(M));
     if (m != NULL) {
         m->id = ++sched.next_m_id; /* never used again: P.owner relies on it */
         m->node = -1;
@@ -308,7 +308,9 @@ void m_set_thread(M *m)
 
 bool m_init(M *m, PyThreadState *ts)
 {
+    lock(&sched.lock); /* sysmon and the preemptor look */
     m->ts = ts;
+    unlock(&sched.lock);
     m->context = PyContext_New();
     if (m->context == NULL || PyContext_Enter(m->context) < 0) {
         return false;
@@ -338,9 +340,9 @@ void m_fini(M *m)
     for (int i = 0; i < LIVE_KINDS; i++) {
         atomic_fetch_add(&live_rest[i], atomic_exchange(&m->live[i], 0));
     }
-    PyMem_RawFree(m->drops.items);
+    free(m->drops.items);
     m->drops = (Drops){0};
-    PyMem_RawFree(m->scratch);
+    free(m->scratch);
     m->scratch = NULL;
 }
 
@@ -356,7 +358,7 @@ void m_unlink(M *m)
 void m_free(M *m)
 {
     preempt_forget(m); /* sysmon may have asked a moment too late */
-    PyMem_RawFree(m);
+    free(m);
 }
 
 void reap_dead_ms(void)
@@ -407,7 +409,7 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
         }
         sched.allm = m->all_next;
         sched.nm--;
-        PyMem_RawFree(m);
+        free(m);
         limit = -sched.nm;
     }
     /* No place for an exception here: the next M in execute() reports it. */
@@ -456,6 +458,22 @@ static void wired_m_give(P *p, G *g) /* sched.lock */
         wired_m_remove(m);
         note_wake(&m->note);
     }
+}
+
+/* `p`, which was taken from an M that blocks, for a goroutine that was stopped: it may hold the lock for which that and
+ * all others wait. They would block one thread after the other until its turn came. */
+bool start_wired(P *p)
+{
+    if (atomic_load(&preempt_stopped) == 0) {
+        return false;
+    }
+    lock(&sched.lock);
+    G *g = atomic_load(&sched.exiting) ? NULL : globrunq_get_wired();
+    if (g != NULL) {
+        wired_m_give(p, g);
+    }
+    unlock(&sched.lock);
+    return g != NULL;
 }
 
 /* Give an idle P to an M that sleeps, or to a new one, which is counted as spinning if `spinning`: the caller
@@ -612,10 +630,8 @@ static void stop_m(M *m)
         atomic_thread_fence(memory_order_seq_cst);
         int64_t again = timers_next();
         until = again < until ? again : until; /* never later than what poll_until_ns tells them */
-        if (!m->polls && netpoll_on()) { /* nor did whoever has just made the poller */
-            lock(&sched.lock);
-            m->polls = m->on_idle_list; /* else we have been woken, and by a note only */
-            unlock(&sched.lock);
+        if (unlikely(!m->polls && netpoll_on())) {
+            until = 0; /* somebody needs the poller just now, and may not have seen us either */
         }
     }
     if (dead && until == TIME_NEVER) {
@@ -855,7 +871,7 @@ void park_wired(M *m, G *g)
         if (!yields) {
             trace_requeue(g);
         }
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
@@ -1015,7 +1031,7 @@ static void *m_main(void *arg)
 
 static void ready_put(M *m, G *g, bool next)
 {
-    g_stamp_ready(m, g);
+    g_stamp_ready(m, g, next);
     if (unlikely(g->foreign)) {
         note_wake(g->note); /* its thread runs it, without a P */
     }
@@ -1251,7 +1267,7 @@ static void park_or_requeue(M *m, G *g)
                    (PyObject *)g); /* its wait record holds it now; it may run elsewhere already */
     }
     else if (yields) {
-        g_stamp_ready(m, g);
+        g_stamp_ready(m, g, false);
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);
@@ -1343,6 +1359,7 @@ static void execute(M *m, G *g, bool inherit)
     /* From here on, what runs on this thread is its code. */
     atomic_store_explicit(&m->in_syscall, SYSCALL_NONE, memory_order_relaxed);
     atomic_store_explicit(&m->curg_id, g->id, memory_order_relaxed);
+    atomic_store_explicit(&m->stretch, m->stretch + 1, memory_order_relaxed);
     __atomic_store_n(&m->curg, g, __ATOMIC_RELAXED);
     if (unlikely(g->plain)) {
         m_wire(m, g);

@@ -141,7 +141,7 @@ static void cancel_all(bool again)
         }
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
+    free(all);
 }
 
 void main_ended(GEnd end)
@@ -195,6 +195,21 @@ void some_g_ended(void)
 static _Atomic int64_t drain_since_ns, hurried_ns;
 static _Atomic bool hurrying;
 
+/* The exception that was to be raised in this thread has not been. */
+static void take_back(M *m)
+{
+    PyThreadState_SetAsyncExc(m->ident, NULL);
+    if (COMPAT_TAKING_BACK_IS_FELT) {
+        PyThreadState_SetAsyncExc(m->ident, hooks.Cancelled);
+        PyObject *r = PyObject_CallNoArgs(hooks.nothing); /* where it is raised */
+        Py_XDECREF(r);
+        if (r == NULL && !PyErr_ExceptionMatches(hooks.Cancelled)) {
+            run_fail(compat_take_exception()); /* by a signal handler, which came first */
+        }
+        PyErr_Clear();
+    }
+}
+
 bool user_leave(M *m)
 {
     for (;;) {
@@ -206,9 +221,9 @@ bool user_leave(M *m)
             return false;
         }
         if (was == USER_TOLD && atomic_compare_exchange_strong(&m->user, &was, USER_NONE)) {
-            PyThreadState_SetAsyncExc(m->ident, NULL); /* not raised yet: take it back ... */
-            /* ... and be cancelled as usual. It may be about to wait, in an operation that did not see the mark while
-             * it was gone: then it must not. */
+            take_back(m);
+            /* Be cancelled as usual. It may be about to wait, in an operation that did not see the mark while it was
+             * gone: then it must not. */
             atomic_fetch_or(&m->curg->state, G_CANCEL | G_NOTIFIED);
             return true;
         }
@@ -400,7 +415,7 @@ static PyObject *core_goroutines(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
             Py_DECREF(all[i]);
         }
     }
-    PyMem_RawFree(all);
+    free(all);
     return list;
 }
 
@@ -565,7 +580,7 @@ static void bury_the_rest(M *m)
             }
             Py_DECREF(all[i]);
         }
-        PyMem_RawFree(all);
+        free(all);
         drop_now(m);
     }
 }
@@ -1056,8 +1071,8 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     for (int need; cap < (need = sched.nmwired + orphans());) { /* no allocation under the lock */
         cap = need + 16;
         unlock(&sched.lock);
-        PyMem_RawFree(idents);
-        idents = PyMem_RawMalloc((size_t)cap * sizeof *idents);
+        free(idents);
+        idents = malloc((size_t)cap * sizeof *idents);
         if (idents == NULL) {
             Py_XDECREF(set);
             return PyErr_NoMemory();
@@ -1078,7 +1093,7 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         }
         Py_XDECREF(ident);
     }
-    PyMem_RawFree(idents);
+    free(idents);
     return set;
 }
 

@@ -17,6 +17,8 @@
  *      under the GIL, or with all attached threads stopped) always sees them whole.
  *   4. The order of locks: p_enter() first (it may detach), then the ObjLock of what goroutines wait on
  *      (contexts before channels, channels by address), then g_lock, a heap's timers_lock, sched.lock.
+ *   5. Memory that is no object's is the C library's. CPython's may want to be attached, also in a thread that is
+ *      not and that holds a lock: PyMem_RawMalloc() under tracemalloc waits for the GIL.
  */
 #ifndef GOFER_RUNTIME_H
 #define GOFER_RUNTIME_H
@@ -24,6 +26,7 @@
 #include "compat.h"
 #include <pthread.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <time.h>
 
 #define likely(x)   __builtin_expect(!!(x), 1)
@@ -327,9 +330,9 @@ struct M {
     int16_t node;               /* sched.lock: of the P that it got last */
     _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
-    pid_t tid;                /* pin_lock to clear: its thread has ended */
-    uint8_t nready;             /* goroutines made runnable: see g_stamp_ready */
-    uint64_t id_next, id_end;   /* block of goroutine ids */
+    pid_t tid;                   /* pin_lock to clear: its thread has ended */
+    uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
+    uint64_t id_next, id_end;    /* block of goroutine ids */
     uint32_t rng;
     uint32_t ops_left, ops_step; /* operations that need not look at the clock: see op_slice_over */
     int64_t ops_looked_ns;
@@ -338,7 +341,13 @@ struct M {
     G *nextg; /* owned; as nextp: what to run first */
     G *curg;  /* owned while set; others may compare it, under sched.lock: see m_of() */
     _Atomic uint64_t curg_id; /* of the last one, for others to look at while curg is set */
-    G *wired;                 /* the goroutine that is wired to it; borrowed. See m_wire */
+    _Atomic uint32_t stretch; /* counts up whenever code of a goroutine begins to run */
+    struct {
+        uint32_t stretch, ops;
+        int64_t since_ns;
+        bool told;
+    } stall;  /* sysmon's: see stall.c */
+    G *wired; /* the goroutine that is wired to it; borrowed. See m_wire */
     PyObject
         *blocked_on; /* borrowed: what block() of that goroutine awaits. For whoever looks at it */
     PyThreadState *ts;   /* sched.lock to clear */
@@ -357,12 +366,15 @@ struct M {
     pthread_t thread;
     clockid_t cpu_clock; /* of the thread; set before it runs anything */
     _Atomic int64_t seen_ns,
-        seen_cpu_ns; /* without a P: when somebody looked at its clock, see in_syscall() */
-    int64_t probe_cpu_ns, tried_cpu_ns; /* sched.lock: its CPU time when dump.c, preempt.c looked */
+        seen_cpu_ns;      /* without a P: when somebody looked at its clock, see in_syscall() */
+    int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
+#else
+    int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
-    int64_t told_ns;                    /* sched.lock: see tell_all() in run.c */
+    int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
+    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -531,6 +543,7 @@ typedef struct {
     PyObject *is_async;          /* (callable) -> bool, for what is not exactly a function */
     PyObject *stack_of;          /* (coroutine) -> traceback.StackSummary */
     PyObject *deadlock_text;     /* (goroutines) -> str */
+    PyObject *stalled;           /* (goroutine, seconds, stretch) -> None: tell of it */
     PyObject *quit_dump;         /* () -> None: write a dump of all to standard error */
     PyObject *frame_and_awaited; /* (awaitable) -> its frame or None, what it awaits or None */
     PyObject *note_failure;      /* (exc, id, name, created_at): who failed, in its notes */
@@ -539,6 +552,7 @@ typedef struct {
         *foreign_threads;    /* (ident of m0) -> bool: are there Python threads that may call in? */
     PyObject *foreign_await; /* (yielded object) -> TypeError */
     PyObject *Interrupted;   /* the class to raise in a thread: tells us, and becomes Cancelled */
+    PyObject *nothing;       /* () -> None */
     PyObject *last_chance;   /* () -> bool: no goroutine is left; has it started another? */
     PyObject *as_case;       /* (object) -> operation to wait for in a select, or None */
     PyObject *future_started; /* (future) -> Chan that is closed when it is done */
@@ -652,6 +666,7 @@ bool goready_quietly(M *m, G *g);      /* at the tail, and the caller sees to wa
 void ready_from_user(G *g, bool next); /* for code that does not hold its P */
 void wakep(void);
 void start_m(bool spinning); /* an idle P gets an M */
+bool start_wired(P *p);      /* by sysmon, of a P that nobody has */
 void p_idle(P *p);           /* on the idle list */
 void handoff_p(M *m);        /* give up the P, held in P_RUNNING */
 bool get_idle_p(M *m);       /* held in P_RUNNING */
@@ -729,6 +744,7 @@ extern _Atomic bool numa_pinning; /* run(affinity=True) */
 void numa_assign(int n);          /* world stopped: the nodes of `n` Ps */
 bool numa_moved(void);            /* by sysmon: we may use other CPUs now; then procs_change() */
 int numa_id(int node);            /* what the system calls it */
+void numa_watched(void);          /* by sysmon, when it begins */
 void numa_begin(void);            /* by M0, before there are Ps */
 void numa_end(M *m0);             /* ... and when the run is over */
 void numa_settle(M *m);           /* stay on the node of the P; that is in P_RUNNING */
@@ -1003,7 +1019,7 @@ void scan_end(G *g);
 bool m_in_syscall(M *m); /* sched.lock: whether the call it is in blocks */
 M *own_m(
     void); /* of this thread; NULL if it has none, or only finishes what run() did not wait for */
-G **allgs_snapshot(Py_ssize_t *n); /* PyMem_RawFree it; each entry owned; NULL: no memory */
+G **allgs_snapshot(Py_ssize_t *n); /* free it; each entry owned; NULL: no memory */
 int64_t g_alive_locked(void);      /* sched.lock */
 int64_t g_alive(void);             /* how many are alive; never too few */
 void g_count_fold(M *m);           /* the M is about to be freed */
@@ -1025,11 +1041,11 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 
 /* ---- run.c / stw.c / maxprocs.c / sysmon.c ---------------------------------------------------- */
 
-int64_t check_dead(void);     /* nothing runs: is it for ever? Returns when to look again */
+int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when to look again */
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
-int64_t hurry(M *m);           /* by an M that is idle: see there. Returns when to look again */
-bool user_leave(M *m);        /* out of user code; false: too late, it is an orphan */
-void user_cancel(M *m);       /* its own: Cancelled is raised there, soon, if it does not leave before */
+int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
+bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
+void user_cancel(M *m); /* its own: Cancelled is raised there, soon, if it does not leave before */
 void main_ended(GEnd end);    /* P in P_USER, as for all below */
 void some_g_ended(void);      /* while sched.counting */
 void run_fail(PyObject *exc); /* eats exc: run() shall raise it */
@@ -1061,17 +1077,19 @@ static inline M *m_after(M *m)
 #ifdef Py_GIL_DISABLED
 extern PyTypeObject interrupt_type;
 #endif
-void interrupt_ready(M *m);   /* its own: it can be interrupted from now on */
-void interrupt_end_m(M *m);   /* its own: it ends */
-bool interrupt_waits(M *m);   /* it has been interrupted, and has not noticed yet */
-bool interrupt_wanted(void);  /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
+void interrupt_ready(
+    M *m); /* its own, when it begins and at scheduling points: it can be interrupted, and is not */
+void interrupt_end_m(M *m); /* its own: it ends */
+bool interrupt_waits(M *m); /* it has been interrupted, and has not noticed yet */
+bool interrupt_wanted(
+    void); /* all that preempt_is_wanted(). False: it cannot be done, or an exception is set */
 bool interrupt_lingers(void); /* there is something to clear */
 void interrupt_clear(void);   /* nobody is wanted any more */
 void interrupt_stop(void);    /* the run ends */
 
 /* ---- stats.c ----------------------------------------------------------------------------------- */
 
-void hist_count(Histogram h, int64_t ns);
+void hist_count(Histogram h, int64_t ns, int n);
 void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it became runnable */
 extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
 extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
@@ -1079,15 +1097,26 @@ bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a cal
 int p_status(P *p);   /* Go's numbers: 0 idle, 1 running, 2 in a call that blocks, 3 stopped */
 extern PyMethodDef stats_methods[];
 
-/* How long goroutines are runnable before they run is measured for one in so many: two looks at the clock
- * cost as much as a switch of goroutines may. In units of 64 ns, which is as fine as the histogram; 0: not this one. */
-enum { SAMPLE = 8, STAMP_SHIFT = 6 };
+/* How long goroutines are runnable before they run is measured for one in eight: two looks at the clock cost as much
+ * as a switch of goroutines does. Of those that run next, which is where switches are quickest, it is one in
+ * sixty-four, which counts for eight. The stamp is in units of 16 ns, with these marks; 0: not this one. */
+enum { SAMPLE = 8, STAMP_SHIFT = 4, STAMP_IS = 1, STAMP_COUNTS_MORE = 2, STAMP_MARKS = 3 };
 
-static inline void g_stamp_ready(M *m, G *g)
+static inline uint32_t stamp_now(void)
+{
+    return (uint32_t)(nanotime() >> STAMP_SHIFT) & ~(uint32_t)STAMP_MARKS;
+}
+
+static inline void g_stamp_ready(M *m, G *g, bool next)
 {
     uint32_t stamp = 0;
-    if (m != NULL && unlikely(++m->nready % SAMPLE == 0)) {
-        stamp = (uint32_t)(nanotime() >> STAMP_SHIFT) | 1;
+    if (likely(m != NULL)) {
+        if (next && unlikely(++m->nready_next % (SAMPLE * SAMPLE) == 0)) {
+            stamp = stamp_now() | STAMP_IS | STAMP_COUNTS_MORE;
+        }
+        else if (!next && unlikely(++m->nready % SAMPLE == 0)) {
+            stamp = stamp_now() | STAMP_IS;
+        }
     }
     atomic_store_explicit(&g->stamp, stamp, memory_order_relaxed);
 }
@@ -1137,6 +1166,12 @@ extern PyMethodDef quit_methods[];
 
 extern PyMethodDef leaks_methods[]; /* leaks.c */
 
+/* ---- stall.c ----------------------------------------------------------------------------------- */
+
+int64_t stall_look(int64_t now); /* by sysmon; when to come again */
+void stall_stop(void);
+extern PyMethodDef stall_methods[];
+
 /* ---- dump.c ------------------------------------------------------------------------------------ */
 
 void dump_below(PyCodeObject *code); /* what runs it is below every goroutine: run() */
@@ -1152,8 +1187,9 @@ int preempt_threads(void);
 bool preempt_is_wanted(M *m);
 bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
-bool preempt_claim(M *m);  /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
-bool preempt_park(M *m);   /* ... sleep until its turn. False: an exception is set */
+bool preempt_claim(
+    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_park(M *m); /* ... sleep until its turn. False: an exception is set */
 
 extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */

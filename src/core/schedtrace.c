@@ -26,7 +26,7 @@ void text_add(Text *t, const char *format, ...)
             return;
         }
         size_t cap = t->cap * 2 + (size_t)n + 1024;
-        char *more = PyMem_RawRealloc(t->data, cap);
+        char *more = realloc(t->data, cap);
         if (more == NULL) {
             return; /* a line less */
         }
@@ -44,7 +44,7 @@ void text_write(Text *t)
         }
         at += n > 0 ? (size_t)n : 0;
     }
-    PyMem_RawFree(t->data);
+    free(t->data);
 }
 
 /* ---- the lines ---- */
@@ -121,11 +121,10 @@ static MLook *look_at_ms(int *n)
 {
     *n = 0;
     for (int cap = 64;; cap *= 2) {
-        MLook *all = PyMem_RawCalloc((size_t)cap, sizeof *all);
+        MLook *all = calloc((size_t)cap, sizeof *all);
         lock(&sched.lock);
         if (all == NULL || sched.nm < cap) {
-            for (M *m = sched.m0; all != NULL && m != NULL && *n < cap;
-                 m = m == sched.m0 ? sched.allm : m->all_next) {
+            for (M *m = NULL; all != NULL && *n < cap && (m = m_after(m)) != NULL;) {
                 MLook *l = &all[(*n)++];
                 P *p = p_of(m);
                 l->m = m;
@@ -142,7 +141,7 @@ static MLook *look_at_ms(int *n)
             return all;
         }
         unlock(&sched.lock);
-        PyMem_RawFree(all);
+        free(all);
     }
 }
 
@@ -212,7 +211,7 @@ static void report(int64_t now)
         add_ps(&t);
         add_ms(&t, ms, n);
         add_gs(&t, ms, n);
-        PyMem_RawFree(ms);
+        free(ms);
     }
     text_write(&t);
 }

@@ -76,7 +76,7 @@ static int by_address(const void *a, const void *b)
 static bool lock_all(SelectOp *sel, Locks *l)
 {
     Py_ssize_t n = 0, m = 0;
-    l->ch = Py_SIZE(sel) <= 16 ? l->few : PyMem_RawMalloc((size_t)Py_SIZE(sel) * sizeof(Chan *));
+    l->ch = Py_SIZE(sel) <= 16 ? l->few : malloc((size_t)Py_SIZE(sel) * sizeof(Chan *));
     if (l->ch == NULL) {
         PyErr_NoMemory();
         return false;
@@ -105,7 +105,7 @@ static void unlock_all(Locks *l)
         obj_unlock(&l->ch[i]->lock);
     }
     if (l->ch != l->few) {
-        PyMem_RawFree(l->ch);
+        free(l->ch);
     }
 }
 #endif
@@ -440,8 +440,7 @@ static PySendResult select_begun(M *m, G *g, SelectOp *sel, PyObject **result)
         }
     }
     uint32_t few[16], *order = few;
-    if (Py_SIZE(sel) > 16 &&
-        (order = PyMem_RawMalloc((size_t)Py_SIZE(sel) * sizeof *order)) == NULL) {
+    if (Py_SIZE(sel) > 16 && (order = malloc((size_t)Py_SIZE(sel) * sizeof *order)) == NULL) {
         PyErr_NoMemory();
         return PYGEN_ERROR;
     }
@@ -450,7 +449,7 @@ static PySendResult select_begun(M *m, G *g, SelectOp *sel, PyObject **result)
         r = select_locked(m, g, sel, &locks, order, any, result);
     }
     if (order != few) {
-        PyMem_RawFree(order);
+        free(order);
     }
     return r;
 }

@@ -139,13 +139,13 @@ static void woken_init(Woken *w)
 static void wake(SyncOp *op, int state, Woken *w)
 {
     if (w->n == w->cap) {
-        Waiter *more = PyMem_RawMalloc(w->cap * 4 * sizeof *more);
+        Waiter *more = malloc(w->cap * 4 * sizeof *more);
         if (more == NULL) {
             Py_FatalError("gofer: out of memory while waking goroutines");
         }
         memcpy(more, w->all, w->n * sizeof *more);
         if (w->all != w->few) {
-            PyMem_RawFree(w->all);
+            free(w->all);
         }
         w->all = more;
         w->cap *= 4;
@@ -174,7 +174,7 @@ static void wake_all(Woken *w)
         Py_DECREF(w->all[i].op);
     }
     if (unlikely(w->all != w->few)) {
-        PyMem_RawFree(w->all);
+        free(w->all);
     }
 }
 

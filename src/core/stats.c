@@ -26,17 +26,16 @@ static int hist_index(int64_t ns)
     return 1 + (power << HIST_SUB_BITS) + quarter;
 }
 
-void hist_count(Histogram h, int64_t ns)
+void hist_count(Histogram h, int64_t ns, int n)
 {
-    count_add(&h[hist_index(ns)], 1);
+    count_add(&h[hist_index(ns)], n);
 }
 
 void latency_count(M *m, G *g)
 {
     uint32_t stamp = atomic_load_explicit(&g->stamp, memory_order_relaxed);
-    /* Each is good to a unit: one that ran at once may seem to have run before. */
-    int32_t units = (int32_t)((uint32_t)(nanotime() >> STAMP_SHIFT) - stamp);
-    hist_count(m->p->latency, units > 0 ? (int64_t)units << STAMP_SHIFT : 0);
+    int64_t units = (uint32_t)(stamp_now() - (stamp & ~(uint32_t)STAMP_MARKS));
+    hist_count(m->p->latency, units << STAMP_SHIFT, stamp & STAMP_COUNTS_MORE ? SAMPLE : 1);
 }
 
 static PyObject *hist_tuple(const int64_t counts[HIST_SIZE])
@@ -120,7 +119,7 @@ static SchedLook look_at_sched(void)
         look.stopped = atomic_load(&preempt_stopped);
         look.idle_ps = atomic_load(&sched.npidle);
         look.global_queue = atomic_load(&sched.runq_size);
-        for (M *m = sched.m0; m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+        for (M *m = NULL; (m = m_after(m)) != NULL;) {
             look.created += atomic_load(&m->gbegun);
             look_at_m(m, &look);
         }
@@ -155,7 +154,7 @@ static uint64_t running_on(uint64_t m_id)
 {
     uint64_t g = 0;
     lock(&sched.lock);
-    for (M *m = sched.m0; m_id != 0 && m != NULL; m = m == sched.m0 ? sched.allm : m->all_next) {
+    for (M *m = NULL; m_id != 0 && (m = m_after(m)) != NULL;) {
         if ((uint64_t)m->id == m_id && __atomic_load_n(&m->curg, __ATOMIC_RELAXED) != NULL) {
             g = atomic_load_explicit(&m->curg_id, memory_order_relaxed);
         }
@@ -179,10 +178,12 @@ static PyObject *look_at_p(P *p)
     PyObject *thread = m != 0 ? PyLong_FromUnsignedLongLong(m) : Py_NewRef(Py_None);
     PyObject *goroutine = g != 0 ? PyLong_FromUnsignedLongLong(g) : Py_NewRef(Py_None);
     return Py_BuildValue(
-        "(isINKKKKKnNN)", p->id, status_names[p_status(p)], runq_length(p),
+        "(iisINKKKKKKnNN)", p->id, numa_id(atomic_load(&p->node)), status_names[p_status(p)],
+        runq_length(p),
         PyBool_FromLong(atomic_load_explicit(&p->runnext, memory_order_relaxed) != NULL),
         (unsigned long long)number_of(&p->tick), (unsigned long long)atomic_load(&p->nsyscall),
-        (unsigned long long)number_of(&p->nsteal), (unsigned long long)atomic_load(&p->nhandoff),
+        (unsigned long long)number_of(&p->nsteal), (unsigned long long)number_of(&p->nfar),
+        (unsigned long long)atomic_load(&p->nhandoff),
         (unsigned long long)atomic_load(&p->npreempt), (Py_ssize_t)timers, thread, goroutine);
 }
 
@@ -217,7 +218,7 @@ static PyObject *look_at_ps(void)
 }
 
 typedef struct {
-    uint64_t steals, handoffs, preempts, switches;
+    uint64_t steals, far, handoffs, preempts, switches;
     int64_t latency[HIST_SIZE];
 } Sums;
 
@@ -225,9 +226,11 @@ typedef struct {
 static void add_up(Sums *s)
 {
     *s = (Sums){0};
-    for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
-        P *p = sched.allp[i];
+    P *p;
+    for (int i = 0;
+         i < MAX_PROCS && (p = __atomic_load_n(&sched.allp[i], __ATOMIC_ACQUIRE)) != NULL; i++) {
         s->steals += number_of(&p->nsteal);
+        s->far += number_of(&p->nfar);
         s->handoffs += atomic_load(&p->nhandoff);
         s->preempts += atomic_load(&p->npreempt);
         s->switches += number_of(&p->nswitch);
@@ -247,7 +250,7 @@ static PyObject *core_stats(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     add_up(&sums);
     PyObject *latency = hist_tuple(sums.latency);
     return Py_BuildValue(
-        "{sisLsLsLsLsLsNsisisisisisisis(IIIKK)sKsKsKsKsN}", "gomaxprocs", (int)sched.procs,
+        "{sisLsLsLsLsLsNsisisisisisisis(IIIKK)sKsKsKsKsKsN}", "gomaxprocs", (int)sched.procs,
         "goroutines", (long long)look.alive, "created", (long long)look.created, "runnable",
         (long long)queued(&look), "running", (long long)look.running, "syscall",
         (long long)look.syscall, "procs", ps, "idle_procs", look.idle_ps, "threads", look.threads,
@@ -255,9 +258,10 @@ static PyObject *core_stats(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
         look.blocked, "stopped_threads", look.stopped, "global_queue", look.global_queue, "poller",
         poller.descriptors, poller.waiting[SIDE_READ], poller.waiting[SIDE_WRITE],
         (unsigned long long)poller.polls, (unsigned long long)poller.events, "steals",
-        (unsigned long long)sums.steals, "handoffs", (unsigned long long)sums.handoffs,
-        "preemptions", (unsigned long long)sums.preempts, "switches",
-        (unsigned long long)sums.switches, "latencies", latency);
+        (unsigned long long)sums.steals, "cross_node_steals", (unsigned long long)sums.far,
+        "handoffs", (unsigned long long)sums.handoffs, "preemptions",
+        (unsigned long long)sums.preempts, "switches", (unsigned long long)sums.switches,
+        "latencies", latency);
 }
 
 /* more_metrics(): (pauses while stopping, whole pauses, nanoseconds waited for mutexes). */

@@ -41,7 +41,7 @@ static void stop_world(void)
             left += status == P_USER || status == P_RUNNING || status == P_IDLE;
         }
         if (left == 0) {
-            hist_count(pauses_stopping, nanotime() - stop_began_ns);
+            hist_count(pauses_stopping, nanotime() - stop_began_ns, 1);
             return;
         }
         usleep(20);
@@ -69,7 +69,7 @@ static void start_world(void)
     atomic_fetch_add(&sched.world_epoch, 1);
     unlock(&sched.lock);
     word_wake_all(&sched.world_epoch);
-    hist_count(pauses_total, nanotime() - stop_began_ns);
+    hist_count(pauses_total, nanotime() - stop_began_ns, 1);
     trace_stw(false);
     unlock(&sched.stw_lock);
     /* For what stopped Ps left in the global queue, and for the timers: an M that watched them may have found
@@ -98,7 +98,7 @@ static void set_procs(int n)
     for (int i = 0; i < n; i++) {
         P *p = sched.allp[i];
         if (p == NULL) {
-            p = sched.allp[i] = aligned_alloc(CACHE_PAIR, sizeof(P));
+            p = aligned_alloc(CACHE_PAIR, sizeof(P));
             if (p == NULL) {
                 Py_FatalError("gofer: no memory for a P");
             }
@@ -106,6 +106,7 @@ static void set_procs(int n)
             p->id = i;
             atomic_store(&p->owner, P_DEAD);
             atomic_store(&p->next_timer_ns, TIME_NEVER);
+            __atomic_store_n(&sched.allp[i], p, __ATOMIC_RELEASE); /* stats() looks at any time */
         }
         if (atomic_load(&p->owner) == P_DEAD) {
             lock(&p->timers_lock);

@@ -91,7 +91,6 @@ static struct {
     int64_t looked_ns, cpu_ns; /* at the last look: time, and the CPU time of its thread */
 } seen[MAX_PROCS];
 
-
 /* Is there something that only this P can do, or that nobody does? */
 static bool has_work(P *p, int64_t now)
 {
@@ -125,16 +124,18 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
-static bool has_had_enough(int i, M *m, int64_t now)
+static bool has_had_enough(int i, M *m, int64_t cpu, int64_t now)
 {
     int64_t had = now - seen[i].since_ns;
     if (atomic_load(&m->user) == USER_NONE) {
         return had >= SLICE_NS; /* destructors, in no goroutine: drop_as_user() */
     }
-    if (seen[i].asked_ns == 0 && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
+    /* One that the kernel has given little time to may be anywhere, holding a lock that all want, say. */
+    bool worked = cpu - seen[i].since_cpu_ns >= SLICE_NS / 4 || had >= 10 * SLICE_NS;
+    if (seen[i].asked_ns == 0 && worked && had >= SLICE_NS - PREEMPT_LEAD_NS && preempt_ask(m)) {
         seen[i].asked_ns = now;
     }
-    if (had < SLICE_NS) {
+    if (had < SLICE_NS || !worked) {
         return false;
     }
     return seen[i].asked_ns == 0 || atomic_load(&m->preempt) == PREEMPT_FAILED ||
@@ -187,7 +188,7 @@ static int retake(int64_t now)
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
             if (fixed >= 0 && has_work(p, now) &&
-                (fixed > 0 || blocked || has_had_enough(i, m, now)) &&
+                (fixed > 0 || blocked || has_had_enough(i, m, cpu, now)) &&
                 take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
                 trace_proc_taken(p, owner);
@@ -195,8 +196,10 @@ static int retake(int64_t now)
                 atomic_fetch_add_explicit(&p->nhandoff, 1, memory_order_relaxed);
                 atomic_fetch_add_explicit(&p->nsyscall, blocked, memory_order_relaxed);
                 seen[i].owner = 0;
-                p_idle(p);
-                start_m(false);
+                if (!blocked || !start_wired(p)) {
+                    p_idle(p);
+                    start_m(false);
+                }
                 preempt_lost(m);
                 if (!blocked && atomic_load(&numa_pinning)) {
                     numa_release(m);
@@ -233,6 +236,7 @@ static bool fall_asleep(void)
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
+    numa_watched();
     int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
     int quiet = 0; /* looks without anything to take */
     while (!atomic_load(&stopping)) {
@@ -240,7 +244,8 @@ static void *sysmon(void *Py_UNUSED(arg))
         clock_tick(now);
         int64_t next = release_main(now);
         reap_dead_ms();
-        int64_t trace_at = schedtrace(now), quit_at = quit_look(now);
+        int64_t trace_at = schedtrace(now), quit_at = quit_look(now), stall_at = stall_look(now);
+        next = stall_at < next ? stall_at : next;
         next = trace_at < next ? trace_at : next;
         next = quit_at < next ? quit_at : next;
         if (atomic_load(&maxprocs_auto) || atomic_load(&numa_pinning)) {
@@ -303,6 +308,7 @@ void sysmon_stop(void)
         sysmon_poke();
         pthread_join(thread, NULL);
         reap_dead_ms();
+        stall_stop();
         started = false;
         pipe_fd[0] = pipe_fd[1] = -1;
     }

@@ -83,7 +83,7 @@ static bool heap_push(P *p, Timer *t)
 {
     if (p->ntimers == p->heap_cap) {
         size_t cap = p->heap_cap > 0 ? p->heap_cap * 2 : 16;
-        TimerEntry *heap = PyMem_RawRealloc(p->heap, cap * sizeof(TimerEntry));
+        TimerEntry *heap = realloc(p->heap, cap * sizeof(TimerEntry));
         if (heap == NULL) {
             return false;
         }
@@ -235,7 +235,7 @@ void timers_move(P *to, P *from)
     lock(&from->timers_lock); /* two heap locks are held at once only here */
     if (to->heap_cap < to->ntimers + from->ntimers) {
         size_t cap = to->ntimers + from->ntimers;
-        TimerEntry *heap = PyMem_RawRealloc(to->heap, cap * sizeof(TimerEntry));
+        TimerEntry *heap = realloc(to->heap, cap * sizeof(TimerEntry));
         if (heap == NULL) {
             Py_FatalError("gofer: out of memory while moving timers");
         }

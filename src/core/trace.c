@@ -778,6 +778,18 @@ void trace_on_timer(int kind, int64_t late_ns)
     emit(self(), EV_TIMER, 2, (uint64_t)kind, late_ns > 0 ? (uint64_t)late_ns : 0);
 }
 
+void trace_on_net_ready(int fd, G *g)
+{
+    if (!g->foreign) {
+        emit(self(), EV_NET_READY, 2, (uint64_t)fd, g->id);
+    }
+}
+
+void trace_on_net_poll(int woken)
+{
+    emit(self(), EV_NET_POLL, 1, (uint64_t)woken, 0);
+}
+
 void trace_on_stw(bool begins)
 {
     emit(self(), begins ? EV_STW_BEGIN : EV_STW_END, begins, 0, 0); /* kind 0: gomaxprocs */
@@ -903,7 +915,7 @@ void trace_status_of_silent(void)
         }
         Py_DECREF(all[i]);
     }
-    PyMem_RawFree(all);
+    free(all);
 }
 
 /* ---- what the user has to say ---- */

@@ -39,7 +39,7 @@ enum {
     EV_TASK_END,
     EV_LOG,
     EV_SAMPLE,
-    EV_NET_POLL, /* written by a network poller */
+    EV_NET_POLL,
     EV_NET_READY,
     EV_KINDS,
 };
@@ -60,6 +60,8 @@ void trace_on_end(G *g, GEnd how);
 void trace_on_suspend(G *g);
 void trace_on_timer(int kind, int64_t late_ns);
 void trace_on_stw(bool begins);
+void trace_on_net_ready(int fd, G *g);
+void trace_on_net_poll(int woken);
 void trace_forked(void); /* in the child */
 void trace_init(void);
 void tracewrite_init(void);
@@ -206,6 +208,21 @@ static inline void trace_timer(int kind, int64_t late_ns)
 {
     if (tracing()) {
         trace_on_timer(kind, late_ns);
+    }
+}
+
+/* `g` is about to be woken because of this descriptor; and all that one look at the poller woke. */
+static inline void trace_net_ready(int fd, G *g)
+{
+    if (tracing()) {
+        trace_on_net_ready(fd, g);
+    }
+}
+
+static inline void trace_net_poll(int woken)
+{
+    if (tracing() && woken > 0) {
+        trace_on_net_poll(woken);
     }
 }
 

@@ -68,7 +68,8 @@ typedef struct {
     Lock lock; /* all below. Nothing else is locked, and nobody is called, with it held */
     _Atomic uint32_t epoch; /* the first period of this trace: what is older is nobody's */
     bool collecting;
-    struct { /* in each all say anew who they are, so that the recorder can forget when they last did */
+    struct
+    { /* in each all say anew who they are, so that the recorder can forget when they last did */
         uint64_t starts[PERIODS]; /* ticks; a ring. Not after anything that is said in the period */
         uint32_t n;
         size_t bytes, max_bytes; /* handed over since the last began; 0: there is no recorder */
@@ -94,7 +95,7 @@ bool bytes_add(Bytes *b, const void *data, size_t n);
 bool bytes_varint(Bytes *b, uint64_t v);
 void trace_tables_clear(void);     /* attached; no lock */
 void trace_next_period(void);      /* tracer.lock */
-void trace_thread_leave(void);      /* this thread has nothing more to say */
+void trace_thread_leave(void);     /* this thread has nothing more to say */
 void trace_status_of_silent(void); /* attached: goroutines that no event has named so far */
 void trace_sample(void);
 

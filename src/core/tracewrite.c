@@ -35,7 +35,6 @@ typedef struct {
     uint64_t ticks, mono_ns, wall_ns;
 } Clock;
 
-
 static struct {
     pthread_mutex_t mutex; /* the sinks. Taken detached, held while writing */
     pthread_t thread;

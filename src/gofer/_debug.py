@@ -5,7 +5,7 @@ import warnings
 
 # What each of them takes: a whole number of milliseconds, or a switch.
 MILLISECONDS = ("schedtrace", "stallwarn")
-SWITCHES = ("scheddetail", "asyncpreemptoff", "socket")
+SWITCHES = ("affinity", "asyncpreemptoff", "scheddetail", "socket")
 
 _warned: set[str] = set()
 

@@ -129,14 +129,23 @@ def is_dead(directory: int, name: str) -> bool:
     return True
 
 
+def named(directory: int) -> dict[int, str]:
+    """The sockets that there are, by the numbers of their processes."""
+    found = (_NAME.fullmatch(name) for name in os.listdir(directory))
+    return {int(match[1]): match[0] for match in found if match}
+
+
 def pids(directory: int) -> list[int]:
     """Of whom there is a socket. Those of the dead are removed."""
-    found = []
-    for name in os.listdir(directory):
-        match = _NAME.fullmatch(name)
-        if match and not is_dead(directory, name):
-            found.append(int(match[1]))
-    return sorted(found)
+    found = named(directory).items()
+    return sorted(pid for pid, name in found if not is_dead(directory, name))
+
+
+def clean(directory: int) -> None:
+    """Remove the sockets of the dead, without bothering the living."""
+    for pid, name in named(directory).items():
+        if not os.path.exists(f"/proc/{pid}"):  # it may be one of another name space
+            is_dead(directory, name)
 
 
 # --- What can be asked ---------------------------------------------------------------------------
@@ -321,7 +330,7 @@ class _Server:
         self.name = f"{os.getpid()}.sock"
         self.directory, self.path = _usable_directory()
         try:
-            pids(self.directory)  # which removes what the dead have left
+            clean(self.directory)
             self.listener = self.listen()
         except BaseException:
             os.close(self.directory)

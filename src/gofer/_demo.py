@@ -7,6 +7,7 @@ import argparse
 import collections
 import contextlib
 import gc
+import os
 import shutil
 import sys
 import time
@@ -422,16 +423,20 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="everything for a moment only")
     parser.add_argument("--plain", action="store_true", help="plain text, also in a terminal")
-    options = parser.parse_args(argv)
-    live = sys.stdout.isatty() and not options.plain
+    options = parser.parse_args(argv or [])
+    terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    live = terminal and not options.plain
     screen = Screen(sys.stdout, live, pause=0 if options.quick else 2.5 if live else 0.2)
     try:
         tour(screen, options.quick)
     except KeyboardInterrupt:
         screen.say("\nstopped; `gofer demo --quick` is shorter")
         return 130
+    except BrokenPipeError:  # gofer demo | head
+        sys.stdout = None
+        return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -82,9 +82,7 @@ class Dump:
         groups = sorted(alike.values(), key=lambda group: group.count, reverse=True)
         return [self._group(group) for group in groups]
 
-    def _look(
-        self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int]
-    ) -> Iterator[Seen]:
+    def _look(self, goroutines: Iterable[_core.Goroutine[Any]], leaked: Set[int]) -> Iterator[Seen]:
         # Nothing that the collector counts is kept for each: of so many it would start again and
         # again, and stop the program for longer than the dump does.
         now = time.monotonic()
@@ -129,7 +127,8 @@ class Dump:
 
     def _block(self, s: Seen) -> str:
         """All about one, as Go writes it."""
-        return f"goroutine {s.id} [{self._status(s)}]:\n{self._body(s, s.parent_id)}"
+        body = self._body(s, s.parent_id)
+        return f"goroutine {s.id} [{self._status(s)}]:" + "\n" * (body != "") + body
 
     def _status(self, s: Seen) -> str:
         return (
@@ -168,11 +167,15 @@ class Dump:
             self.texts[key] = text
         return text
 
-    def _frame(self, code: types.CodeType, line: int) -> str:
+    def source(self, code: types.CodeType, line: int) -> str:
+        """The text of that line, or nothing."""
         if code.co_filename not in self.checked:
             self.checked.add(code.co_filename)
             linecache.checkcache(code.co_filename)
-        source = linecache.getline(code.co_filename, line).strip()
+        return linecache.getline(code.co_filename, line).strip()
+
+    def _frame(self, code: types.CodeType, line: int) -> str:
+        source = self.source(code, line)
         text = f"{code.co_qualname}()\n\t{code.co_filename}:{line}"
         return f"{text}\n\t\t{source}" if source else text
 

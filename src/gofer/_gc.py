@@ -17,12 +17,13 @@ class gc_tuned:  # reads as a statement
     leaked goroutines among them, are found after the block.
 
     >>> with gofer.runtime.gc_tuned() as tuned:
-    ...     for _ in range(1_000_000):
+    ...     for _ in range(10_000):
     ...         gofer.go(session)
     ...     tuned.freeze()
     """
 
     __slots__ = ("_inside", "threshold")
+    __module__ = "gofer.runtime"
 
     _lock = threading.Lock()
     _blocks = 0
@@ -40,7 +41,8 @@ class gc_tuned:  # reads as a statement
     def freeze(self) -> None:
         """Collect garbage once more, and do not look at what is alive now until the block ends.
 
-        >>> tuned.freeze()
+        >>> with gofer.runtime.gc_tuned() as tuned:
+        ...     tuned.freeze()
         """
         if not self._inside:
             raise RuntimeError("freeze() outside the block of gc_tuned()")

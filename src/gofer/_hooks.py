@@ -28,6 +28,7 @@ from gofer._errors import (
 )
 from gofer._future import as_case, call_submitted, future_started
 from gofer._select import Selected
+from gofer._stall import stalled
 
 __all__ = [
     "Cancelled",
@@ -54,8 +55,10 @@ __all__ = [
     "last_chance",
     "limited",
     "note_failure",
+    "nothing",
     "quit_dump",
     "stack_of",
+    "stalled",
     "warn_leak",
 ]
 
@@ -76,6 +79,10 @@ MAX_TOLD = 1000
 
 attach_thread = _asyncgen.install
 last_chance = _asyncgen.close_all
+
+
+def nothing() -> None:
+    """Give the interpreter an occasion to raise what it has to."""
 
 
 def is_coroutine(obj: object) -> bool:

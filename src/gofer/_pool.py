@@ -5,7 +5,7 @@ What a job costs is two channel operations, one to get in and one to get out, an
   "no more jobs" means: who waits in submit() is told, what is in the queue can still be taken.
 - Results go to a channel that grows, so a worker never waits for whoever reads them.
 - Nothing is counted twice. Each worker has counters of its own, which .stats adds up.
-- The loop of a worker with an async handler is in C, as submit() is: see src/core/pool.c.
+- The loop of a worker is in C, as submit() is: see src/core/pool.c.
 
 Every job that was accepted gives one Result, whatever happens, because it is always in one place:
 the queue, the lane of the CPU-bound, or with a worker. Whoever takes it out of there accounts for
@@ -49,6 +49,7 @@ MIN_QUEUE = 128  # the default has room enough that small jobs need no switch ea
 GRACE = 1.0
 
 _NOTHING: Final[Any] = object()
+_CPU, _FREE, _DONE, _GIVEN_UP = "CPU-bound", "free", "done", "given up"  # what a job is
 
 
 class Result(NamedTuple, Generic[Job, Value]):
@@ -96,9 +97,7 @@ class ShutdownReport(NamedTuple):
     completed: int  # jobs whose handler ended by itself, with a value or an error
     failed: int  # of those, with an error
     cancelled: tuple[Any, ...]  # jobs that had begun, and were cancelled
-    abandoned: tuple[
-        Any, ...
-    ]  # that had begun, were cancelled, and did not end: they may still run
+    abandoned: tuple[Any, ...]  # the same, but they have not ended: they may still run
     never_begun: tuple[Any, ...]
 
     @property
@@ -137,9 +136,8 @@ class _Lane:
     """
 
     def __init__(self, workers: int, room: int) -> None:
-        self.kick: _core.Chan[None] = _core.Chan(
-            workers
-        )  # "look again": there may be a permit, or room
+        # "Look again": there may be a permit, or room.
+        self.kick: _core.Chan[None] = _core.Chan(workers)
         self.lock = threading.Lock()  # over what follows
         self.running = 0
         self.waiting: collections.deque[Any] = collections.deque()
@@ -266,8 +264,9 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         self._left = atomic.Int(workers)
         self._jobs: _core.Chan[Job] = _core.Chan(size)
         self._results: _core.Chan[Result[Job, Value]] = _core.growing_chan()
+        check = None if is_async(handler) else _is_value
         self._workers = [
-            _Worker(_core.pool_worker(self._jobs, self._results, handler, Result))
+            _Worker(_core.pool_worker(self._jobs, self._results, handler, check, Result))
             for _ in range(workers)
         ]
         self._receiver = self._results.receiver
@@ -381,22 +380,20 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         finally:
             me.ended = True
             if not given_up:
+                self._failed(me, Cancelled("the worker was ended"))  # if it still has a job
                 self._one_less()
 
     def _server(self) -> Callable[[_Worker], Coroutine[Any, Any, bool]]:
         if self._lane is not None:
             return self._serve_with_lane
-        if self._executor is None and is_async(self._handler):
-            return self._serve_async
-        return self._serve
+        return self._serve if self._executor is None else self._serve_elsewhere
 
     async def _serve_on(
         self, me: _Worker, serve: Callable[[_Worker], Coroutine[Any, Any, bool]]
     ) -> bool:
-        """Until there are no more jobs. A cancel() of just this goroutine, once, is no reason to
-        end.
+        """Until there are no more jobs. True: somebody has given up on this worker.
 
-        True: somebody has given up on this worker.
+        A cancel() of just this goroutine, once, is no reason to end.
         """
         cancelled_at = -1
         while True:
@@ -407,35 +404,32 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
                     return False
                 cancelled_at = me.completed
 
-    async def _serve_async(self, me: _Worker) -> bool:
-        """As _serve, for an async handler: what most pools do, without a detour."""
+    async def _serve(self, me: _Worker) -> bool:
+        """True: somebody has given up on this worker."""
         loop = me.loop
         while True:
             try:
                 return not await loop
-            except GeneratorExit:
-                raise
             except BaseException as exc:
                 if not loop.handling:
                     raise
                 if not self._failed(me, exc):
                     return True
 
-    async def _serve(self, me: _Worker) -> bool:
+    async def _serve_elsewhere(self, me: _Worker) -> bool:
         job: Any
         async for job in self._jobs:
             if not await self._handle(me, job):
                 return True
-            job = None
+            job = None  # it may be huge, and the next may be long in coming
         return False
 
     async def _serve_with_lane(self, me: _Worker) -> bool:
         lane, jobs = self._lane, self._jobs
         assert lane is not None
         job: Any
-        permit: bool | None
         while self._stopping is None:
-            job, permit = lane.claim(), True
+            job, kind = lane.claim(), _CPU
             if job is _NOTHING:
                 if lane.full():
                     await lane.wait_for_room()
@@ -446,27 +440,29 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
                 lane.wake()
                 if not ok:  # those that wait in the lane are left to those that run
                     return False
-                permit = self._is_cpu_bound(me, job)
-                if permit is None or (permit and not lane.admit(job)):
+                kind = self._kind(me, job)
+                if kind is _DONE or (kind is _CPU and not lane.admit(job)):
                     continue
+                if kind is _GIVEN_UP:
+                    return True
             try:
                 if not await self._handle(me, job):
                     return True
             finally:
-                if permit:
+                if kind is _CPU:
                     lane.release()
             job = None
         return False
 
-    def _is_cpu_bound(self, me: _Worker, job: Job) -> bool | None:
-        """None: it could not be told, and that is the job's result."""
+    def _kind(self, me: _Worker, job: Job) -> str:
+        """Which kind of job it is. If that cannot be told, it is done, and that is its result."""
         assert self._cpu_bound is not None
+        me.loop.begin(job)  # while it is in the hands of somebody else's code
         try:
-            return bool(self._cpu_bound(job))
+            kind = _CPU if self._cpu_bound(job) else _FREE
         except BaseException as exc:
-            me.loop.begin(job)
-            self._failed(me, exc)
-            return None
+            return _DONE if self._failed(me, exc) else _GIVEN_UP
+        return kind if me.loop.take(_NOTHING) is not _NOTHING else _GIVEN_UP
 
     async def _handle(self, me: _Worker, job: Job) -> bool:
         """One job, whatever the handler is. False: we were given up on meanwhile."""
@@ -483,13 +479,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         if self._executor is not None:
             return await self._call_elsewhere(job)
         value = self._handler(job)
-        if (
-            inspect.isawaitable(value)
-            and not isinstance(value, _core.Goroutine)
-            and not is_future(value)
-        ):
-            value = await value
-        return value
+        return value if _is_value(value) else await value
 
     def _failed(self, me: _Worker, exc: BaseException) -> bool:
         """The handler has raised. False: we were given up on meanwhile."""
@@ -552,9 +542,17 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         self._state = "open"
         self._context = context.with_cancel()
         kind = self._handler if self._executor is None else self._call_elsewhere
-        for i, worker in enumerate(self._workers):
-            name = f"worker {i} of {name_of(self._handler)}"
-            go_wrapped(self._worker, kind, (worker,), {}, name)
+        started = 0
+        try:
+            for worker in self._workers:
+                name = f"worker {started} of {name_of(self._handler)}"
+                go_wrapped(self._worker, kind, (worker,), {}, name)
+                started += 1
+        except BaseException:  # the run is about to end
+            self._cancel_jobs("the WorkerPool could not be started")
+            for _ in self._workers[started:]:
+                self._one_less()
+            raise
         if self._lane is not None:
             _run.procs_watchers.add(self._lane.procs_changed)
         if self._monitor is not None:
@@ -713,7 +711,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
             while not self._ended.closed:
                 await _core.select(ticker.c.recv(), self._ended.recv_ok())
                 stats, now = self.stats, time.monotonic()
-                rate = (stats.completed - before) / (now - since)
+                rate = (stats.completed - before) / max(now - since, 1e-9)
                 before, since = stats.completed, now
                 stream.write(f"{_line(name_of(self._handler), stats)}, {rate:.0f}/s\n")
                 stream.flush()
@@ -729,6 +727,16 @@ def _line(name: str, s: PoolStats) -> str:
         f"{name}: {s.running} of {s.workers} busy{cpu}, {s.queued} queued, "
         f"{s.completed} completed, {s.failed} failed, {s.unread} unread"
     )
+
+
+def _is_value(returned: object) -> bool:
+    """Whether what a handler has returned is its value, and not something to await.
+
+    A goroutine or a future can be awaited, too, but goes on by itself.
+    """
+    if not inspect.isawaitable(returned):
+        return True
+    return isinstance(returned, _core.Goroutine) or is_future(returned)
 
 
 def _over(ctx: context.Context | None) -> bool:

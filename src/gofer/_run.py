@@ -19,6 +19,7 @@ from gofer import (
     _future,
     _hooks,
     _numa,
+    _stall,
     _watched,
     signals,
     trace,
@@ -32,7 +33,7 @@ MAX_PROCS = 4096  # as in src/core/runtime.h
 MAX_THREADS = 2**31 - 1
 
 _core.configure(_hooks)
-# A goroutine is not stopped in the middle of a collection, nor in what runs when one begins or ends.
+# A goroutine is not stopped in a collection, nor in what runs when one begins or ends.
 gc.callbacks.insert(0, _core.collecting)
 gc.callbacks.append(_core.collecting)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
@@ -52,12 +53,9 @@ def _find_nodes() -> None:
     _nodes_known = _nodes_known or _core.set_nodes(_numa.nodes(), None)
 
 
-def _wants_affinity(affinity: bool | None) -> bool:
-    if affinity is None:
-        return _debug.options().get("affinity") == "1"
-    if not isinstance(affinity, bool):
+def _check_affinity(affinity: object) -> None:
+    if affinity is not None and not isinstance(affinity, bool):
         raise TypeError(f"affinity must be a bool, not {affinity!r}")
-    return affinity
 
 
 def _environment_procs() -> int:
@@ -191,16 +189,17 @@ def run(
     """
     if procs is not None:
         _check_int(procs, "procs", 1, MAX_PROCS)
-    pinned = _wants_affinity(affinity)
+    _check_affinity(affinity)
     if _core.running():
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     _find_nodes()
-    _core.set_affinity(pinned)
     debug = _debug.options()
     _watched.run_begins(debug)
+    _core.set_affinity(bool(debug.get("affinity") if affinity is None else affinity))
     coro = _as_coroutine(main, args)
     _core.set_async_preempt(not debug.get("asyncpreemptoff"))
+    _core.set_stall(debug.get("stallwarn", _stall.after_ms))
     _core.set_schedtrace(debug.get("schedtrace", 0), bool(debug.get("scheddetail")))
     interrupts = _Interrupts(plain=isinstance(coro, tuple))
     try:
@@ -214,6 +213,8 @@ def run(
             name = name_of(main) if isinstance(coro, tuple) else None
             return _core.run(coro, name, chosen or _default_procs(), not chosen, *pipe)
     except BaseException as exc:
+        if inspect.iscoroutine(coro) and inspect.getcoroutinestate(coro) == inspect.CORO_CREATED:
+            coro.close()  # Ctrl-C came before it could begin
         trace._crashed()
         if not isinstance(exc, Cancelled):
             raise

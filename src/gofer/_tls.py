@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from gofer._core import Conn, Listener, Mutex, Operation
+from gofer._core import Conn, Listener, Mutex, Operation, go, sleep
 from gofer._errors import ClosedError, IncompleteRead, LimitExceeded
 
 T = TypeVar("T")
 
 RAW = 65536  # read from the socket at a time
 RECORDS = 65536  # encrypted before it is written: memory stays flat however much is written
+GOODBYE = 5.0  # seconds for a peer that is slow to take the end of what we say, as in Go
 
 
 class TLSConn(Conn):
@@ -29,12 +30,15 @@ class TLSConn(Conn):
     __slots__ = (
         "_broken",
         "_buffer",
+        "_early",
         "_eof",
         "_incoming",
         "_lock",
         "_outgoing",
+        "_ragged",
         "_reading",
         "_said_bye",
+        "_sending",
         "_shaken",
         "_writing",
         "ssl_object",
@@ -45,12 +49,15 @@ class TLSConn(Conn):
     _outgoing: ssl.MemoryBIO
     _lock: threading.Lock
     _reading: Mutex
-    _writing: Mutex  # also keeps what is in _outgoing in order on its way out
+    _writing: Mutex  # for a write(), so that it stays whole; before _reading and _sending
+    _sending: Mutex  # keeps what is in _outgoing in order on its way out; after _reading
     _buffer: bytearray  # decrypted, not yet asked for
+    _early: bytearray  # decrypted before anybody wanted to; before all that is in _incoming
     _shaken: bool
     _said_bye: bool
     _broken: bool
     _eof: bool
+    _ragged: bool  # the encrypted stream has ended: good if the peer has said so before
 
     def __new__(
         cls, fd: int, tls: ssl.SSLContext, server_side: bool, server_hostname: str | None
@@ -62,7 +69,10 @@ class TLSConn(Conn):
         self._lock = threading.Lock()
         self._reading = Mutex()
         self._writing = Mutex()
+        self._sending = Mutex()
         self._buffer = bytearray()
+        self._early = bytearray()
+        self._ragged = False
         self._broken = False
         self._shaken = False
         self._said_bye = False
@@ -76,25 +86,68 @@ class TLSConn(Conn):
         with self._lock:
             return fn(*args)
 
-    async def _flush(self) -> None:
-        """Write what the protocol has to say. Holds _writing."""
-        while data := self._locked(self._outgoing.read):
-            try:
-                await super().write(data)
-            except BaseException:
-                self._broken = True  # half a record may be out
-                raise
+    async def _send(self, data: bytes) -> None:
+        """Holds _sending."""
+        try:
+            await super().write(data)
+        except BaseException:
+            self._broken = True  # half a record may be out
+            raise
 
     async def _say(self) -> None:
-        if self._outgoing.pending:
-            async with self._writing:
-                await self._flush()
+        """Send what the protocol itself has to say.
+
+        Whoever is sending already does it, and looks once more when it is done: a reader must not
+        wait for a writer that waits for its peer, whose reader might do the same.
+        """
+        while self._has_to_say() and self._sending.try_lock():
+            try:
+                while data := self._locked(self._outgoing.read):
+                    await self._send(data)
+            finally:
+                self._sending.unlock()
+
+    def _has_to_say(self) -> bool:
+        with self._lock:
+            return self._outgoing.pending > 0
+
+    def _open(self, n: int) -> bytes:
+        """Decrypt: at most n bytes."""
+        with self._lock:
+            if self._early:
+                data = bytes(self._early[:n])
+                del self._early[:n]
+                return data
+            return self.ssl_object.read(n)
+
+    def _close_notify(self) -> bytes:
+        """What to send as the last.
+
+        unwrap() also looks for the peer's close_notify, and if it comes upon data the connection
+        is done for. So there must not be any; it is the reader's.
+        """
+        with self._lock:
+            held = b"" if self._ragged else self._incoming.read()
+            while n := self.ssl_object.pending():
+                self._early += self.ssl_object.read(n)
+            with contextlib.suppress(ssl.SSLError):  # the peer has not said goodbye yet
+                self.ssl_object.unwrap()
+            if held:
+                self._incoming.write(held)
+            return self._outgoing.read()
+
+    def _seal(self, data: memoryview) -> bytes:
+        """Encrypt. Nobody sees it in _outgoing, and sends it in the writer's place."""
+        with self._lock:
+            self.ssl_object.write(data)
+            return self._outgoing.read()
 
     async def _hear(self) -> None:
         """Read what the peer has to say. Holds _reading."""
         if data := await super().read(RAW):
             self._locked(self._incoming.write, data)
         else:
+            self._ragged = True
             self._locked(self._incoming.write_eof)
 
     async def handshake(self) -> None:
@@ -132,8 +185,7 @@ class TLSConn(Conn):
             await self._handshake()
         while not self._eof:
             try:
-                data = self._locked(self.ssl_object.read, n)
-                if data:
+                if data := self._open(n):
                     return data
                 self._eof = True
             except ssl.SSLWantReadError:
@@ -146,8 +198,7 @@ class TLSConn(Conn):
             except ssl.SSLError:
                 await self._last_words()
                 raise
-            if self._outgoing.pending:  # renewed keys, say
-                await self._say()
+            await self._say()  # renewed keys, for example
         return b""
 
     # --- Conn ---
@@ -220,9 +271,34 @@ class TLSConn(Conn):
             for piece in pieces:
                 with memoryview(piece).cast("B") as view:
                     for start in range(0, len(view), RECORDS):
-                        self._check_writable()
-                        self._locked(self.ssl_object.write, view[start : start + RECORDS])
-                        await self._flush()
+                        await self._write_records(view[start : start + RECORDS])
+                        await self._say()
+
+    async def _write_records(self, data: memoryview) -> None:
+        """Holds _writing."""
+        while True:
+            try:
+                async with self._sending:
+                    self._check_writable()
+                    await self._send(self._seal(data))
+                return
+            except ssl.SSLWantReadError:  # TLS 1.2: the peer has begun another handshake
+                await self._say()
+            if not self._reading.try_lock():
+                await sleep(0.001)  # whoever reads goes on with it
+                continue
+            try:
+                await self._renegotiate()
+            finally:
+                self._reading.unlock()
+
+    async def _renegotiate(self) -> None:
+        """A step of it. Holds _reading."""
+        try:
+            self._buffer += self._open(RAW)
+        except ssl.SSLWantReadError:
+            await self._say()
+            await self._hear()
 
     def _check_writable(self) -> None:
         if self.closed or self._said_bye:
@@ -230,27 +306,36 @@ class TLSConn(Conn):
         if self._broken:
             raise ClosedError("an earlier write was cut short: nothing can follow it")
 
-    def _say_bye(self) -> None:
-        """close_notify, if it can go out at once: nobody waits for it."""
+    def _say_bye(self) -> bytes:
+        """close_notify, unless somebody is in the middle of a record; gives what is left of it."""
         if self._said_bye or self._broken or not self._shaken or not self._writing.try_lock():
-            return
-        self._said_bye = True
+            return b""
         try:
-            self._locked(self.ssl_object.unwrap)
-        except ssl.SSLError:
-            pass  # the peer has not said goodbye yet
+            if not self._sending.try_lock():
+                return b""
+            try:
+                self._said_bye = True
+                data = self._close_notify()
+                return data[self.write_nowait(data) :]
+            finally:
+                self._sending.unlock()
         finally:
             self._writing.unlock()
-        if data := self._locked(self._outgoing.read):
-            self.write_nowait(data)
 
     def close_write(self) -> Operation[None]:
         """As Conn.close_write(), and the peer can tell that it is no accident.
 
         >>> conn.close_write()
         """
-        self._say_bye()
+        if rest := self._say_bye():
+            with contextlib.suppress(RuntimeError):  # there is no run
+                return go(self._finish, rest)  # type: ignore[return-value]  # may be awaited, too
         return super().close_write()
+
+    async def _finish(self, rest: bytes) -> None:
+        with contextlib.suppress(OSError):
+            await super().write(rest)
+            super().close_write()
 
     def close(self) -> Operation[None]:
         """As Conn.close(), and the peer can tell that it is no accident.
@@ -258,9 +343,21 @@ class TLSConn(Conn):
         >>> conn.close()
         """
         if not self.closed:
-            self._say_bye()
+            rest = self._say_bye()
             self.discard_input()  # tickets that a server sends unasked
+            if rest:
+                # ClosedError: somebody is in the middle of something. RuntimeError: no run.
+                with contextlib.suppress(ClosedError, RuntimeError):
+                    conn = Conn(self.detach())
+                    return go(_say_and_close, conn, rest)  # type: ignore[return-value]
         return super().close()
+
+
+async def _say_and_close(conn: Conn, last: bytes) -> None:
+    """The peer is slow: the end of what we have to say waits for it, and nobody else does."""
+    with conn, contextlib.suppress(OSError):
+        conn.set_write_deadline(GOODBYE)
+        await conn.write(last)
 
 
 def _check_size(n: int) -> None:

@@ -13,21 +13,26 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
-from gofer import _core, _dump, _run
+from gofer import _core, _dump, _run, _stall
+from gofer._gc import gc_tuned
+from gofer._stall import Stall
 
 __all__ = [
     "Histogram",
     "PollerStats",
     "ProcStats",
+    "Stall",
     "Stats",
     "dump",
+    "gc_tuned",
     "goroutines",
     "leaks",
     "metrics",
+    "on_stall",
     "stats",
 ]
 
@@ -90,6 +95,8 @@ class ProcStats:
     """
 
     id: int
+    node: int
+    """The NUMA node that it belongs to; 0 if the system has but one."""
     status: str
     """`"idle"`, `"running"`, `"syscall"` (what runs is in a call that blocks) or `"stopped"`."""
     queue: int
@@ -102,6 +109,8 @@ class ProcStats:
     """How often it was given up or taken because of a call that blocks."""
     steals: int
     """Goroutines that it got from others."""
+    cross_node_steals: int
+    """... from those of other NUMA nodes."""
     handoffs: int
     """How often it was taken from a goroutine that blocked, or computed too long."""
     preemptions: int
@@ -137,9 +146,9 @@ class PollerStats:
 class Stats:
     """What `stats()` gives: the runtime at one moment.
 
-    `created`, `steals`, `handoffs`, `preemptions`, `switches` and `latencies` count from the start
-    of the process, over all runs. The others are as of now; numbers of goroutines by state are
-    approximate while goroutines run, as in Go.
+    `created`, `steals`, `cross_node_steals`, `handoffs`, `preemptions`, `switches` and `latencies`
+    count from the start of the process, over all runs. The others are as of now; numbers of
+    goroutines by state are approximate while goroutines run, as in Go.
 
     >>> s = runtime.stats()
     >>> s.runnable, s.running, s.waiting
@@ -174,12 +183,14 @@ class Stats:
     timers: int
     poller: PollerStats
     steals: int
+    cross_node_steals: int
+    """Steals from Ps of other NUMA nodes."""
     handoffs: int
     preemptions: int
     switches: int
     """Goroutines resumed."""
     latencies: Histogram
-    """How long goroutines were runnable before they ran; one in eight is measured."""
+    """How long goroutines were runnable before they ran, of one in eight."""
 
 
 def stats() -> Stats:
@@ -257,6 +268,23 @@ def leaks() -> list[_core.Goroutine[Any]]:
     ['handle_request']
     """
     return sorted(_core.leaks(), key=lambda g: g.id)
+
+
+def on_stall(callback: Callable[[Stall], object] | None, *, after: float = 0.1) -> None:
+    """Have `callback` called when code of a goroutine runs for so many seconds without an await.
+
+    Of plain functions and of what is inside `blocking()` it is not told: they are meant to take
+    their time. At most one stall a second is told of, on a thread that is no goroutine's. None: no
+    more. Without a callback, `GOFERDEBUG=stallwarn=100` has them written to standard error.
+
+    >>> runtime.on_stall(lambda stall: log.warning("%s", stall), after=0.05)
+    >>> runtime.on_stall(None)
+    """
+    if not 0.001 <= after < 1_000_000:
+        raise ValueError(f"after must be at least 0.001, not {after!r}")
+    _stall.callback = callback
+    _stall.after_ms = round(after * 1000) if callback is not None else 0
+    _core.set_stall(_stall.after_ms)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -26,46 +26,46 @@ async def settle() -> None:
         await gofer.sleep(0.0005)
 
 
-def test_a_leaked_member_of_a_wait_group_wakes_a_leaked_waiter(procs: int) -> None:
+def leak_a_wait_group() -> None:
+    """One that waits for a member which nobody can wake."""
+
     async def member(ch: Chan[int]) -> None:
         await ch.recv()
 
     async def waiter(wg: WaitGroup) -> None:
         await wg.wait()
-        for _ in range(100):
-            await gofer.gosched()
+        await go_on()
 
-    def leak() -> None:
-        wg = WaitGroup()
-        wg.go(member, Chan[int]())
-        gofer.go(waiter, wg)
-
-    async def main() -> None:
-        for _ in rounds(divide_by=100):
-            for _ in range(MANY):
-                leak()
-            await settle()
-            gc.collect()
-            await settle()
-
-    gofer.run(main, procs=procs)
+    wg = WaitGroup()
+    wg.go(member, Chan[int]())
+    gofer.go(waiter, wg)
 
 
-def test_a_leaked_holder_of_a_mutex_wakes_a_leaked_waiter(procs: int) -> None:
+def leak_a_mutex() -> None:
+    """One that waits for a mutex whose holder nobody can wake."""
+
     async def holder(mu: Mutex, ch: Chan[int]) -> None:
         async with mu:
             await ch.recv()
 
     async def waiter(mu: Mutex) -> None:
         async with mu:
-            for _ in range(100):
-                await gofer.gosched()
+            await go_on()
 
-    def leak() -> None:
-        mu = Mutex()
-        gofer.go(holder, mu, Chan[int]())
-        gofer.go(waiter, mu)
+    mu = Mutex()
+    gofer.go(holder, mu, Chan[int]())
+    gofer.go(waiter, mu)
 
+
+async def go_on() -> None:
+    for _ in range(100):
+        await gofer.gosched()
+
+
+@pytest.mark.parametrize("leak", [leak_a_wait_group, leak_a_mutex])
+def test_one_that_is_ended_wakes_one_that_is_about_to_be(
+    procs: int, leak: Callable[[], None]
+) -> None:
     async def main() -> None:
         for _ in rounds(divide_by=100):
             for _ in range(MANY):

@@ -443,3 +443,34 @@ def test_a_goroutine_that_waits_is_seen_waiting_although_its_thread_lives(eager:
             assert await g == i
 
     gofer.run(main, procs=2)
+
+
+def test_loops_that_were_ended_leave_the_next_run_alone(procs: int) -> None:
+    """Exceptions that were raised in threads, or taken back, must not catch those that compute."""
+
+    def endless(i: int) -> None:
+        while True:
+            i += fib(2)
+
+    async def leaves() -> None:
+        for i in range(procs + 1):
+            gofer.go(endless, i)
+        for _ in range(4):
+            gofer.go(time.sleep, 0.15)
+        await gofer.sleep(0.02)
+
+    async def computes() -> int:
+        return fib(16)
+
+    async def main() -> None:
+        for g in [gofer.go(computes) for _ in range(4)]:
+            assert await g == 987
+
+    for _ in rounds(100):
+        gofer.run(leaves, procs=procs)
+        gofer.run(main, procs=procs)
+    all_came_back()
+
+
+def fib(n: int) -> int:
+    return n if n < 2 else fib(n - 1) + fib(n - 2)

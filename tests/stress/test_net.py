@@ -4,6 +4,7 @@ import contextlib
 import random
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -111,6 +112,30 @@ def test_the_poller_is_got_out_of_the_kernel_every_time(procs: int) -> None:
 
     with conn:
         gofer.run(blocked_main, procs=procs)
+
+
+def test_the_poller_starts_while_an_m_goes_to_sleep_over_the_timers(procs: int) -> None:
+    """Each run has its own. If nobody waits in it, what comes is seen when the timer is due."""
+    rng = random.Random(2)
+
+    def send_later(sock: socket.socket) -> None:
+        time.sleep(0.001)
+        sock.send(b"x")
+
+    async def main() -> None:
+        a, b = tcp_pair()
+        conn = net.Conn(a.detach())
+        with conn, b:
+            gofer.go(wait_for, gofer.sleep(20))
+            await gofer.gosched()
+            time.sleep(rng.random() * 0.0003)  # the others go to sleep
+            gofer.go(send_later, b)
+            assert await conn.read() == b"x"
+
+    for _ in rounds(divide_by=5):
+        start = time.monotonic()
+        gofer.run(main, procs=procs)
+        assert time.monotonic() - start < 15
 
 
 async def _read_all(conn: net.Conn) -> None:

@@ -144,6 +144,7 @@ class Recording:
     def __init__(self, path: str) -> None:
         self.path = os.path.abspath(path)  # the program may go to another directory
         self.begun = False
+        self.failure = "the program never called gofer.run()"
         try:
             os.close(os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666))
         except OSError as exc:
@@ -155,8 +156,12 @@ class Recording:
 
     def begin(self) -> None:
         if os.getpid() == self.pid:
+            try:
+                trace.start(self.path)
+            except (OSError, RuntimeError) as exc:  # RuntimeError: the program has its own
+                self.failure = str(exc)
+                return
             self.begun = True
-            trace.start(self.path)
             # Without a handler a process that is told to end has no time to complete the file.
             with contextlib.suppress(ValueError):  # not the main thread
                 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
@@ -170,15 +175,17 @@ class Recording:
     def end(self) -> None:
         if os.getpid() != self.pid:
             return
+        if not self.begun:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+            print(f"gofer run: no trace: {self.failure}", file=sys.stderr)
+            return
         try:
             done = trace.stop()
         except OSError as exc:
             print(f"gofer run: the trace is not whole: {why(exc)}", file=sys.stderr)
             return
-        if not self.begun:
-            os.unlink(self.path)
-            print(f"gofer run: no trace: {sys.argv[0]} never called gofer.run()", file=sys.stderr)
-        elif done is not None and done.lost:
+        if done is not None and done.lost:
             print(f"gofer run: {done.lost} events of the trace were lost", file=sys.stderr)
 
 

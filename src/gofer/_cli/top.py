@@ -77,7 +77,7 @@ class Terminal:
     def __init__(self) -> None:
         self.input, self.output = sys.stdin.fileno(), sys.stdout.fileno()
         self.colour = not os.environ.get("NO_COLOR")
-        self.unicode = can_print("█▁·")
+        self.unicode = can_print("━▁·▼")
         self.before = termios.tcgetattr(self.input)
 
     def enter(self) -> None:
@@ -279,7 +279,7 @@ def once(top: Top) -> None:
     top.advance()
     assert top.picture is not None
     top.look.width = max(80, shutil.get_terminal_size((100, 24)).columns)
-    top.look.unicode = can_print("█▁·")
+    top.look.unicode = can_print("━▁·▼")
     for line in screen(top.hello, top.sampler, top.picture, top.look):
         print(draw(line, 10_000, colour=False))
 

@@ -222,16 +222,15 @@ def bar(share: float, width: int, unicode: bool) -> tuple[str, str]:
     if not unicode:
         full = round(share * width)
         return "#" * full, "." * (width - full)
-    eighths = round(share * width * 8)
-    full, part = divmod(eighths, 8)
-    drawn = "█" * full + (" ▏▎▍▌▋▊▉"[part] if part else "")
-    return drawn, "·" * (width - len(drawn))
+    full, half = divmod(round(share * width * 2), 2)
+    drawn = "━" * full + "╸" * half
+    return drawn, "─" * (width - len(drawn))
 
 
 def sparks(values: list[float], unicode: bool) -> str:
     """A history as one character for each moment."""
-    steps = " ▁▂▃▄▅▆▇█" if unicode else " .:-=+*#@"
-    return "".join(steps[min(8, round(v * 8))] for v in values)
+    steps = "▁▂▃▄▅▆▇" if unicode else ".:-=+*#"  # never the whole height: lines stay apart
+    return "".join(steps[round(v * 6)] for v in values)
 
 
 def head(hello: dict[str, Any], picture: Picture, look: Look) -> list[Line]:
@@ -312,7 +311,7 @@ def proc_table(sampler: Sampler, picture: Picture, look: Look) -> list[Line]:
     fixed = 4 + 5 + sum(w + 1 for w in widths)
     wide = max(10, min(30, look.width - fixed - 2))
     past = max(0, min(HISTORY, look.width - fixed - wide - 4))
-    first = f"{'P':<4}{'busy':<{wide + 5}}" + (f"  {'history':<{past}}" if past >= 7 else "")
+    first = f"{'P':<4}{'busy':<{wide + 5}}" + (f"  {'history':>{past}}" if past >= 7 else "")
     cells = "".join(f" {title:>{w}}" for title, w in zip(titles, widths, strict=True))
     lines: list[Line] = [[("head", first + cells)]]
     shown = picture.procs
@@ -411,5 +410,5 @@ def screen(
         lines = lines[: look.height - footer]
         lines += [[]] * (look.height - footer - len(lines))
     if footer:
-        lines.append([("key", KEYS)])
+        lines.append([("key", f"{KEYS:<{look.width}}")])
     return lines

@@ -23,7 +23,7 @@ import gofer
 from gofer import Result, WorkerPool, block, context
 from tests import pool_work
 from tests.future_support import AtOnce, ByHand
-from tests.support import parked, sleep_long, thread, until, wait_for
+from tests.support import PATIENCE, parked, sleep_long, thread, until, wait_for
 
 
 @pytest.fixture(params=[1, 2, 4], ids="procs={}".format)
@@ -969,6 +969,48 @@ def test_a_pool_that_cannot_be_started_is_closed() -> None:
     assert refused[0].results.closed
     with pytest.raises(gofer.PoolClosed):
         refused[0].submit(1)
+
+
+class ClosedLate:
+    """The queue of a pool; the first close() of it is held up in the middle."""
+
+    def __init__(self, ch: Any, meanwhile: Callable[[], object]) -> None:
+        self.ch = ch
+        self.meanwhile: list[Callable[[], object]] = [meanwhile]
+
+    def __len__(self) -> int:
+        return len(self.ch)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ch, name)
+
+    def close(self) -> None:
+        while self.meanwhile:
+            self.meanwhile.pop()()
+        self.ch.close()
+
+
+def test_workers_that_end_while_the_queue_is_being_closed(procs: int) -> None:
+    async def main() -> None:
+        def meanwhile() -> None:
+            ctx.cancel()
+            end = time.monotonic() + PATIENCE / 10
+            while not pool._results.closed and time.monotonic() < end:
+                time.sleep(0.001)
+
+        ctx = context.with_cancel()
+        async with ctx:
+            async with WorkerPool(2, wait_for) as pool:
+                jobs: Any = ClosedLate(pool._jobs, meanwhile)
+                pool._jobs = jobs
+                for _ in range(4):
+                    await pool.submit(gofer.Chan[None]().recv())
+                await gofer.go(lambda: block(pool.shutdown()))
+        assert pool.stats.queued == pool.stats.running == 0
+        results = [result async for result in pool.results]
+        assert [type(r.error) for r in results] == [gofer.Cancelled] * 4
+
+    gofer.run(main, procs=procs)
 
 
 def test_a_shutdown_names_those_that_wait_for_a_permit(procs: int) -> None:

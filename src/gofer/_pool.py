@@ -13,6 +13,7 @@ it. That is the worker itself, or a shutdown that waited for long enough; take()
 """
 
 import collections
+import contextlib
 import inspect
 import math
 import sys
@@ -634,11 +635,12 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
 
     def _stop_accepting(self) -> None:
         with self._closing:
-            if self._state != "open":
-                return
-            self._state = "closing"
-            self._accept(None)
-        self._jobs.close()
+            if self._state == "open":
+                self._state = "closing"
+                self._accept(None)
+        # Whoever gets here finds it closed afterwards: he who came first may not have got so far.
+        with contextlib.suppress(ChannelClosed):
+            self._jobs.close()
 
     def _cancel_jobs(self, why: str) -> None:
         with self._closing:

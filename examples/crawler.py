@@ -8,32 +8,34 @@ import re
 import time
 
 import gofer
-from gofer import net
+from gofer import atomic, net
 
 PAGES, LINKS, WORKERS = 200, 5, 8
 
 
-async def page(conn: net.Conn, busy: list[int]) -> None:
+busy, peaks = atomic.Int(), [0]  # requests under way, on whatever P
+
+
+async def page(conn: net.Conn) -> None:
     """Answer one request, slowly, as the web does."""
     async with conn:
         request = await conn.read_until(b"\r\n\r\n")
-        busy.append(busy[-1] + 1)
+        peaks.append(busy.add(1))
         n = int(request.split()[1][1:])
         await gofer.sleep(0.01)
         links = " ".join(f'<a href="/{(n * LINKS + i) % PAGES}">' for i in range(1, LINKS + 1))
-        busy.append(busy[-1] - 1)
+        busy.add(-1)
         await conn.write(f"HTTP/1.0 200 OK\r\n\r\n<title>{n}</title> {links}".encode())
 
 
-async def serve(listener: net.Listener, busy: list[int]) -> None:
+async def serve(listener: net.Listener) -> None:
     async for conn in listener:
-        gofer.go(page, conn, busy)
+        gofer.go(page, conn)
 
 
 async def main() -> None:
-    busy = [0]
     async with net.listen("127.0.0.1", 0) as listener:
-        gofer.go(serve, listener, busy)
+        gofer.go(serve, listener)
         host, port = listener.addr
 
         async def fetch(n: int) -> list[int]:
@@ -60,7 +62,7 @@ async def main() -> None:
                     break
         seconds = time.perf_counter() - started
     print(f"{len(seen)} pages in {seconds:.2f} s by {WORKERS} workers;")
-    print(f"   the server saw at most {max(busy)} requests at a time")
+    print(f"   the server saw at most {max(peaks)} requests at a time")
     print(f"   one after the other would have taken at least {PAGES * 0.01:.1f} s")
 
 

@@ -999,13 +999,12 @@ def test_workers_that_end_while_the_queue_is_being_closed(procs: int) -> None:
                 time.sleep(0.001)
 
         ctx = context.with_cancel()
-        async with ctx:
-            async with WorkerPool(2, wait_for) as pool:
-                jobs: Any = ClosedLate(pool._jobs, meanwhile)
-                pool._jobs = jobs
-                for _ in range(4):
-                    await pool.submit(gofer.Chan[None]().recv())
-                await gofer.go(lambda: block(pool.shutdown()))
+        async with ctx, WorkerPool(2, wait_for) as pool:
+            jobs: Any = ClosedLate(pool._jobs, meanwhile)
+            pool._jobs = jobs
+            for _ in range(4):
+                await pool.submit(gofer.Chan[None]().recv())
+            await gofer.go(lambda: block(pool.shutdown()))
         assert pool.stats.queued == pool.stats.running == 0
         results = [result async for result in pool.results]
         assert [type(r.error) for r in results] == [gofer.Cancelled] * 4

@@ -16,6 +16,7 @@ enum { STOPPED_MAX = 1000 };    /* threads that sleep in preempt_park() */
 #define TRY_MIN_NS  4000000LL   /* between two tries: one may move on to other code each time ... */
 #define TRY_MAX_NS  32000000LL  /* ... or sit in C code for long */
 #define LOST_MAX_NS 256000000LL /* they sleep */
+#define LOST_CPU_NS 5000000LL   /* of one that came back without a P: see is_due() */
 
 _Atomic int32_t preempt_stopped;
 _Atomic bool preempt_off;
@@ -91,6 +92,7 @@ bool preempt_ask(M *m)
 void preempt_lost(M *m)
 {
     if (can_stop() && !preempt_is_wanted(m)) {
+        atomic_store(&m->lost_cpu_ns, clock_ns(m->cpu_clock));
         set_preempt(m, PREEMPT_LOST);
         wake();
     }
@@ -109,6 +111,14 @@ void preempt_failed(M *m)
 
 /* ---- stopping ---- */
 
+/* One that comes back from a call that blocked, and now has no P, may just have got a lock there for which many wait. It
+ * had better let go of that than wait for its turn, which comes after theirs. */
+static bool is_due(M *m, uint8_t mark, int64_t cpu)
+{
+    return is_wanted(mark) ||
+           (mark == PREEMPT_LOST && cpu - atomic_load(&m->lost_cpu_ns) >= LOST_CPU_NS);
+}
+
 /* This thread collects garbage: while it did not go on, nobody else could collect any. Counts, because others that are
  * called when a collection begins and ends are Python functions: see collecting(). */
 static _Thread_local int collecting;
@@ -118,7 +128,8 @@ bool preempt_claim(M *m)
     G *g = m->curg;
     bool stop = g != NULL && collecting == 0 &&
                 !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
-                atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE &&
+                is_due(m, atomic_load_explicit(&m->preempt, memory_order_relaxed),
+                       clock_ns(m->cpu_clock)) &&
                 /* it has not begun to wait, in code that drives a coroutine by hand */
                 atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
                 /* nobody waits for it to have looked at his frames, with a P perhaps */
@@ -164,14 +175,16 @@ static int wanted(bool *rest)
         }
         int64_t cpu = clock_ns(m->cpu_clock), used = cpu - m->tried_cpu_ns;
         m->tried_cpu_ns = cpu;
-        if ((used > 0) != is_wanted(mark)) {
-            set_preempt(m, used > 0 ? PREEMPT_ASKED : PREEMPT_LOST);
+        bool computes = mark == PREEMPT_LOST ? is_due(m, mark, cpu) : used > 0;
+        if (computes != is_wanted(mark)) {
+            atomic_store(&m->lost_cpu_ns, cpu);
+            set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
         }
         else if (used > PROBE_NS && interrupt_waits(m)) {
             preempt_failed(m); /* sysmon need not wait */
         }
-        n += used > 0;
-        *rest |= used == 0;
+        n += computes;
+        *rest |= !computes;
     }
     unlock(&sched.lock);
     return n;

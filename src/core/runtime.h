@@ -368,6 +368,7 @@ struct M {
     _Atomic int64_t seen_ns,
         seen_cpu_ns;      /* without a P: when somebody looked at its clock, see in_syscall() */
     int64_t tried_cpu_ns; /* sched.lock: its CPU time when preempt.c looked */
+    _Atomic int64_t lost_cpu_ns; /* its CPU time when it lost its P */
 #ifdef Py_GIL_DISABLED
     _Atomic(PyObject *) token; /* owned. See interrupt.c */
 #else

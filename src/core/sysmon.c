@@ -124,11 +124,14 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
-static bool has_had_enough(int i, M *m, int64_t cpu, int64_t now)
+static bool has_had_enough(int i, M *m, int64_t cpu, int64_t now, bool idle)
 {
     int64_t had = now - seen[i].since_ns;
     if (atomic_load(&m->user) == USER_NONE) {
         return had >= SLICE_NS; /* destructors, in no goroutine: drop_as_user() */
+    }
+    if (idle && runq_empty(sched.allp[i])) {
+        return false; /* there are others to do what is to be done */
     }
     /* One that the kernel has given little time to may be anywhere, holding a lock that all want, say. */
     bool worked = cpu - seen[i].since_cpu_ns >= SLICE_NS / 4 || had >= 10 * SLICE_NS;
@@ -158,8 +161,8 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
     return false;
 }
 
-/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. Returns how many. */
-static int retake(int64_t now)
+/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. `idle`: there were idle Ps. Returns how many. */
+static int retake(int64_t now, bool idle)
 {
     /* A slice that we see for the first time began since the last look. */
     static int64_t last_ns;
@@ -188,7 +191,7 @@ static int retake(int64_t now)
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
             if (fixed >= 0 && has_work(p, now) &&
-                (fixed > 0 || blocked || has_had_enough(i, m, cpu, now)) &&
+                (fixed > 0 || blocked || has_had_enough(i, m, cpu, now, idle)) &&
                 take(p, m, owner, blocked, now, cpu)) {
                 /* It is in nobody's hands now, as one that wakep() has just taken. */
                 trace_proc_taken(p, owner);
@@ -242,6 +245,7 @@ static void *sysmon(void *Py_UNUSED(arg))
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         clock_tick(now);
+        bool idle = atomic_load(&sched.npidle) > 0; /* before we start somebody */
         int64_t next = release_main(now);
         reap_dead_ms();
         int64_t trace_at = schedtrace(now), quit_at = quit_look(now), stall_at = stall_look(now);
@@ -267,7 +271,7 @@ static void *sysmon(void *Py_UNUSED(arg))
             wakep(); /* the M that watched the timers is busy */
         }
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
-        if (retake(now) > 0) {
+        if (retake(now, idle) > 0) {
             quiet = 0;
             delay = SYSMON_MIN_NS;
         }

@@ -52,7 +52,7 @@ def test_retake_against_re_entry(ps: int, eager: int) -> None:
         hands = _core.counters()["handoffs"]
 
     gofer.run(main, procs=ps)
-    assert hands > 0 or sum(1 for _ in rounds()) < 5000
+    assert hands > 0 or sum(1 for _ in rounds()) < 100_000  # a few thousand take a millisecond
 
 
 def test_a_ball_is_neither_lost_nor_doubled(ps: int, eager: int) -> None:

@@ -113,10 +113,12 @@ void preempt_failed(M *m)
 
 /* One that comes back from a call that blocked, and now has no P, may just have got a lock there for which many wait. It
  * had better let go of that than wait for its turn, which comes after theirs. */
-static bool is_due(M *m, uint8_t mark, int64_t cpu)
+static bool is_due(M *m)
 {
+    uint8_t mark = atomic_load_explicit(&m->preempt, memory_order_relaxed);
     return is_wanted(mark) ||
-           (mark == PREEMPT_LOST && cpu - atomic_load(&m->lost_cpu_ns) >= LOST_CPU_NS);
+           (mark == PREEMPT_LOST &&
+            clock_ns(m->cpu_clock) - atomic_load(&m->lost_cpu_ns) >= LOST_CPU_NS);
 }
 
 /* This thread collects garbage: while it did not go on, nobody else could collect any. Counts, because others that are
@@ -127,9 +129,7 @@ bool preempt_claim(M *m)
 {
     G *g = m->curg;
     bool stop = g != NULL && collecting == 0 &&
-                !atomic_load_explicit(&sched.forked, memory_order_relaxed) &&
-                is_due(m, atomic_load_explicit(&m->preempt, memory_order_relaxed),
-                       clock_ns(m->cpu_clock)) &&
+                !atomic_load_explicit(&sched.forked, memory_order_relaxed) && is_due(m) &&
                 /* it has not begun to wait, in code that drives a coroutine by hand */
                 atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
                 /* nobody waits for it to have looked at his frames, with a P perhaps */
@@ -175,7 +175,7 @@ static int wanted(bool *rest)
         }
         int64_t cpu = clock_ns(m->cpu_clock), used = cpu - m->tried_cpu_ns;
         m->tried_cpu_ns = cpu;
-        bool computes = mark == PREEMPT_LOST ? is_due(m, mark, cpu) : used > 0;
+        bool computes = mark == PREEMPT_LOST ? is_due(m) : used > 0;
         if (computes != is_wanted(mark)) {
             atomic_store(&m->lost_cpu_ns, cpu);
             set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);

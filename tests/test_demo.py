@@ -10,7 +10,10 @@ import pytest
 
 from tests.support import FREE_THREADED, SANITIZED, TINY, busy, run_program
 
-pytestmark = pytest.mark.skipif(SANITIZED or TINY, reason="it shows speeds and times, which sanitizers and rings of 4 slots distort")
+pytestmark = pytest.mark.skipif(
+    SANITIZED or TINY,
+    reason="it shows speeds and times, which sanitizers and rings of 4 slots distort",
+)
 
 COMMAND = [sys.executable, "-m", "gofer._demo", "--quick"]
 

@@ -14,7 +14,10 @@ from tests.support import FREE_THREADED, SANITIZED, TINY, busy
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
-slowed_down = pytest.mark.skipif(SANITIZED or TINY, reason="it shows speeds and times, which sanitizers and rings of 4 slots distort")
+slowed_down = pytest.mark.skipif(
+    SANITIZED or TINY,
+    reason="it shows speeds and times, which sanitizers and rings of 4 slots distort",
+)
 
 
 def run(name: str) -> str:

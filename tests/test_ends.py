@@ -97,6 +97,30 @@ def test_many_loops_are_all_waited_for() -> None:
     assert _core.counters()["goroutines"] == 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_end_that_comes_in_the_middle_of_a_collection_is_not_missed() -> None:
+    """What is raised in a callback of the collector is told and forgotten."""
+
+    def callback(_phase: str, _info: dict[str, int]) -> None:
+        spin(0.0005)
+
+    async def collect() -> None:
+        while True:
+            gc.collect(0)
+            spin(0.001)
+
+    async def main() -> None:
+        gofer.go(collect)
+        await gofer.sleep(0.01)
+
+    gc.callbacks.append(callback)
+    try:
+        for _ in range(10):
+            gofer.run(main, procs=2)
+    finally:
+        gc.callbacks.remove(callback)
+
+
 @pytest.mark.parametrize("procs", [1, 2])
 def test_one_that_waits_for_a_loop_which_only_the_end_stops(procs: int) -> None:
     """No idle thread is left when main ends: the one that runs must still be told."""

@@ -49,12 +49,15 @@ def test_returns_none() -> None:
 
 
 def test_sleepers_wake_in_the_order_of_their_deadlines(procs: int) -> None:
-    delays = [0.02 + 0.01 * i for i in range(10)]
+    gap = 0.01
+    delays = [0.02 + gap * i for i in range(10)]
     shuffled = random.Random(1).sample(delays, len(delays))
     woken: list[float] = []
+    late: list[float] = []
 
     async def sleeper(seconds: float) -> None:
         await gofer.sleep(start + seconds - time.monotonic())
+        late.append(time.monotonic() - start - seconds)
         woken.append(seconds)
 
     async def main() -> None:
@@ -62,8 +65,13 @@ def test_sleepers_wake_in_the_order_of_their_deadlines(procs: int) -> None:
         for g in gs:
             await g
 
-    start = time.monotonic()
-    gofer.run(main, procs=procs)
+    for _ in range(50):
+        woken.clear()
+        late.clear()
+        start = time.monotonic()
+        gofer.run(main, procs=procs)
+        if max(late) < gap / 2:  # else the machine was busy, and two may be due at once
+            break
     assert woken == delays
 
 
@@ -73,13 +81,13 @@ def test_on_one_p_deadlines_fire_in_order_even_when_all_are_late() -> None:
     woken: list[int] = []
 
     async def sleeper(i: int) -> None:
-        await gofer.sleep(start + 0.02 + i * 1e-5 - time.monotonic())
+        await gofer.sleep(start + 0.5 + i * 1e-5 - time.monotonic())
         woken.append(i)
 
     async def main() -> None:
         gs = [gofer.go(sleeper, i) for i in random.Random(2).sample(range(n), n)]
         await parked(gs[0], gs[-1])
-        spin(start + 0.05 - time.monotonic())
+        spin(start + 0.55 - time.monotonic())
         for g in gs:
             await g
 

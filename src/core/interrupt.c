@@ -42,8 +42,7 @@ static void token_dealloc(PyObject *self)
         PyObject_Free(self);
     }
     if (own && preempt_claim(m) && !preempt_park(m)) {
-        PyErr_Clear(); /* there is nobody here to raise it */
-        user_cancel(m);
+        user_cancel(m); /* nothing can be raised here */
     }
 }
 
@@ -132,7 +131,11 @@ static int at_line(PyObject *Py_UNUSED(obj), PyFrameObject *Py_UNUSED(frame), in
     }
     M *m = tls_m;
     compat_untrace(PyThreadState_Get(), at_line);
-    return m == NULL || !preempt_claim(m) || preempt_park(m) ? 0 : -1;
+    if (m != NULL && preempt_claim(m) && !preempt_park(m)) {
+        preempt_cancel(m);
+        return -1;
+    }
+    return 0;
 }
 
 void interrupt_ready(M *m)
@@ -232,6 +235,7 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
         disarm(args[0]);
     }
     if (stop && !preempt_park(m)) {
+        preempt_cancel(m);
         return NULL;
     }
     Py_RETURN_NONE;

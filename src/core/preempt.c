@@ -121,14 +121,10 @@ static bool is_due(M *m)
             clock_ns(m->cpu_clock) - atomic_load(&m->lost_cpu_ns) >= LOST_CPU_NS);
 }
 
-/* This thread collects garbage: while it did not go on, nobody else could collect any. Counts, because others that are
- * called when a collection begins and ends are Python functions: see collecting(). */
-static _Thread_local int collecting;
-
 bool preempt_claim(M *m)
 {
     G *g = m->curg;
-    bool stop = g != NULL && collecting == 0 &&
+    bool stop = g != NULL && atomic_load_explicit(&m->collecting, memory_order_relaxed) == 0 &&
                 !atomic_load_explicit(&sched.forked, memory_order_relaxed) && is_due(m) &&
                 /* it has not begun to wait, in code that drives a coroutine by hand */
                 atomic_load_explicit(&g->wait_reason, memory_order_relaxed) == WAIT_NONE &&
@@ -149,12 +145,16 @@ bool preempt_park(M *m)
     atomic_fetch_add(&preempt_stopped, 1);
     park_stopped(m, m->curg);
     atomic_fetch_sub(&preempt_stopped, 1);
-    if (unlikely(atomic_load(&sched.aborted))) {
-        PyErr_SetNone(hooks.Cancelled); /* in the code that we have stopped */
-        return false;
-    }
-    return true;
+    return !atomic_load(&sched.aborted) && !hurry_self(m);
 }
+
+#if HAVE_GIL
+void preempt_cancel(M *m)
+{
+    atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL); /* it hears of it now */
+    PyErr_SetNone(hooks.Cancelled);
+}
+#endif
 
 /* ---- our thread ---- */
 
@@ -261,15 +261,23 @@ void preempt_stop(void)
     atomic_store(&unavailable, false);
 }
 
-/* collecting(phase, info): in gc.callbacks, as the first of all and as the last. */
+/* collecting(phase, info): in gc.callbacks, as the first of all and as the last, so it counts: the others are Python
+ * functions. While a thread that collects did not go on, nobody else could collect. And what is raised there, or
+ * in destructors, is told and forgotten. */
 static PyObject *core_collecting(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     const char *phase;
     PyObject *info;
+    M *m = tls_m;
     if (!PyArg_ParseTuple(args, "sO", &phase, &info)) {
         return NULL;
     }
-    collecting += strcmp(phase, "start") == 0 ? 1 : collecting > 0 ? -1 : 0;
+    if (m != NULL && strcmp(phase, "start") == 0) {
+        m->collecting++;
+    }
+    else if (m != NULL && m->collecting > 0 && --m->collecting == 0 && hurry_self(m)) {
+        user_cancel(m);
+    }
     Py_RETURN_NONE;
 }
 

@@ -723,6 +723,9 @@ static void sleep_wired(M *m)
     }
     if (m->nextp != NULL || atomic_load(&sched.exiting) || atomic_load(&m->user) == USER_ORPHAN) {
         unlock(&sched.lock);
+        if (main_g != NULL) {
+            wakep();
+        }
         return;
     }
     m->idle_prev = NULL;

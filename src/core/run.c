@@ -23,8 +23,9 @@
 
 enum { RESCUES = 10, FOREIGN_LOOK_NS = 50000000 };
 
-static int rescues;          /* in vain: since as few were alive as are now */
-static int64_t fewest_alive; /* while they were made */
+static _Atomic int64_t drain_since_ns; /* when main ended */
+static int rescues;                    /* in vain: since as few were alive as are now */
+static int64_t fewest_alive;           /* while they were made */
 
 void error_forked(void)
 {
@@ -148,6 +149,7 @@ void main_ended(GEnd end)
 {
     bool drain = end != END_GOEXIT || atomic_load(&sched.fatal) != NULL;
     if (drain) { /* first: whoever counts down to none must know that main did not leave by goexit() */
+        atomic_store(&drain_since_ns, nanotime());
         atomic_store(&sched.draining, 1);
     }
     atomic_store(&sched.counting, 1);
@@ -192,7 +194,7 @@ void some_g_ended(void)
 
 #define GRACE_NS 100000000LL
 
-static _Atomic int64_t drain_since_ns, hurried_ns;
+static _Atomic int64_t hurried_ns;
 static _Atomic bool hurrying;
 
 /* The exception that was to be raised in this thread has not been. */
@@ -245,6 +247,9 @@ static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(
         usleep(50);
         Py_END_ALLOW_THREADS
     }
+    if (m != NULL && m->curg != NULL && m->collecting > 0) {
+        atomic_fetch_or(&m->curg->state, G_CANCEL); /* it will not hear of it: tell it again */
+    }
     Py_RETURN_NONE;
 }
 
@@ -253,6 +258,8 @@ static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(
 static void tell(M *m, bool force)
 {
     bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
+    atomic_store(&m->told_ns, nanotime());
+    m->told_cpu_ns = clock_ns(m->cpu_clock);
     if (!heard || force) {
         PyThreadState_SetAsyncExc(m->ident, hooks.Interrupted);
     }
@@ -269,14 +276,15 @@ void user_cancel(M *m)
 
 static void tell_all(int64_t now, bool force)
 {
+    bool patient = now - atomic_load(&drain_since_ns) < 10 * GRACE_NS;
     for (M *m = sched.m0; m != NULL;) {
         lock(&sched.lock);
         /* Nobody adds Ms to the list that run anything but cleaning up, so from the start is soon enough. */
         for (m = force ? sched.allm : sched.m0; m != NULL;
              m = m == sched.m0 ? sched.allm : m->all_next) {
             uint8_t runs = USER_RUNS;
-            if (m->told_ns < now && atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
-                m->told_ns = now;
+            if (atomic_load(&m->told_ns) < now && !(patient && atomic_load(&m->collecting) > 0) &&
+                atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
                 break;
             }
         }
@@ -287,10 +295,16 @@ static void tell_all(int64_t now, bool force)
     }
 }
 
-/* It has been told, and does not get to a bytecode boundary. */
-static bool is_stuck(M *m, int64_t now) /* sched.lock */
+/* It has been told, and does not get to a bytecode boundary: it is away in a call, or computes in one. If it has hardly
+ * run since, it waits for a core or for the GIL, and is given longer. */
+static bool is_stuck(M *m, M *by, int64_t now) /* sched.lock */
 {
-    return atomic_load(&m->user) == USER_TOLD && now - m->told_ns >= GRACE_NS;
+    if (atomic_load(&m->user) != USER_TOLD) {
+        return false;
+    }
+    int64_t had = now - atomic_load(&m->told_ns);
+    bool ran = clock_ns(m->cpu_clock) - m->told_cpu_ns >= GRACE_NS / 10;
+    return had >= GRACE_NS && (ran || m_is_away(m, by) || had >= 10 * GRACE_NS);
 }
 
 /* Take its P, if it has one. False: it is in the scheduler just now. */
@@ -336,7 +350,7 @@ static void orphan_all(M *by, int64_t now)
     int32_t stuck = 0;
     lock(&sched.lock);
     for (M *m = sched.allm; m != NULL; m = m->all_next) {
-        stuck += is_stuck(m, now);
+        stuck += is_stuck(m, by, now);
     }
     bool rest_sleeps = sched.nmidle + sched.nmwired + stuck == sched.nm &&
                        atomic_load(&sched.runq_size) == 0 && timers_next() == TIME_NEVER;
@@ -355,7 +369,7 @@ static void orphan_all(M *by, int64_t now)
         lock(&sched.lock);
         for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
             next = m->all_next;
-            g = is_stuck(m, now) ? orphan(m, &p) : NULL;
+            g = is_stuck(m, by, now) ? orphan(m, &p) : NULL;
         }
         unlock(&sched.lock);
         if (p != NULL && !runq_empty(p)) {
@@ -379,17 +393,23 @@ bool nobody_hurries(int64_t now)
            !atomic_compare_exchange_strong(&hurried_ns, &last, now) && now - last > 2 * GRACE_NS;
 }
 
+/* By `m`, whose goroutine goes on after it was stopped, or after a collection. It may be in neither state for so short a time
+ * that nobody ever tells it then: it must do so itself. */
+bool hurry_self(M *m)
+{
+    return atomic_load(&sched.draining) && m->curg != NULL &&
+           (atomic_load(&m->curg->state) & G_CANCEL) &&
+           nanotime() - atomic_load(&drain_since_ns) >= GRACE_NS;
+}
+
 /* Main has ended, and `m` has nothing to do. */
 int64_t hurry(M *m)
 {
     if (atomic_load(&sched.exiting)) {
         return TIME_NEVER;
     }
-    int64_t now = nanotime(), since = 0;
+    int64_t now = nanotime(), since = atomic_load(&drain_since_ns);
     atomic_store(&hurried_ns, now);
-    if (atomic_compare_exchange_strong(&drain_since_ns, &since, now)) {
-        since = now;
-    }
     if (now < since + GRACE_NS) {
         return since + GRACE_NS;
     }

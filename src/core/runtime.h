@@ -326,9 +326,11 @@ struct M {
     _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
     _Atomic uint8_t user;       /* one of USER_... */
     _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
-    bool inherited;             /* curg got its slice from the G that readied it */
-    int16_t node;               /* sched.lock: of the P that it got last */
-    _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
+    _Atomic uint8_t
+        collecting;       /* it is inside so many calls of the collector: see core_collecting */
+    bool inherited;       /* curg got its slice from the G that readied it */
+    int16_t node;         /* sched.lock: of the P that it got last */
+    _Atomic uint32_t pin; /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
     pid_t tid;                   /* pin_lock to clear: its thread has ended */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
@@ -374,8 +376,9 @@ struct M {
 #else
     int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
-    int64_t probe_cpu_ns; /* sched.lock: its CPU time when dump.c looked */
-    int64_t told_ns;      /* sched.lock: see tell_all() in run.c */
+    int64_t probe_cpu_ns;    /* sched.lock: its CPU time when dump.c looked */
+    _Atomic int64_t told_ns; /* when its goroutine was told to end, see tell() in run.c ... */
+    int64_t told_cpu_ns;     /* ... and its CPU time then: by who tells, for who sees USER_TOLD */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -1044,6 +1047,7 @@ PyObject *core_go_for(PyObject *mod, PyObject *const *args, Py_ssize_t nargs, Py
 
 int64_t check_dead(void);         /* nothing runs: is it for ever? Returns when to look again */
 bool nobody_hurries(int64_t now); /* main has ended, and nobody is idle to hurry() the others */
+bool hurry_self(M *m);            /* it must be cancelled now */
 int64_t hurry(M *m);              /* by an M that is idle: see there. Returns when to look again */
 bool user_leave(M *m);            /* out of user code; false: too late, it is an orphan */
 void user_cancel(M *m); /* its own: Cancelled is raised there, soon, if it does not leave before */
@@ -1065,6 +1069,7 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
+bool m_is_away(M *m, M *by);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 /* All Ms, m0 first; sched.lock. An M in the list is not freed, nor its thread state. */
@@ -1190,7 +1195,8 @@ bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
 bool preempt_claim(
     M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
-bool preempt_park(M *m); /* ... sleep until its turn. False: an exception is set */
+bool preempt_park(M *m);   /* ... sleep until its turn. False: its goroutine must be cancelled */
+void preempt_cancel(M *m); /* with the GIL: raise that in the code that was stopped */
 
 extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */

@@ -98,17 +98,15 @@ static bool has_work(P *p, int64_t now)
            nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
-/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it. (A thread that is no M may
- * have it.) */
-static bool is_away(M *m)
+/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it, but perhaps `by`, who
+ * asks. (A thread that is no M may have it.) */
+bool m_is_away(M *m, M *by) /* sched.lock: thread states go under it */
 {
-    lock(&sched.lock); /* thread states go under it */
     bool away = m->ts != NULL && compat_detached(m->ts);
     for (M *other = sched.m0; HAVE_GIL && away && other != NULL;
          other = other == sched.m0 ? sched.allm : other->all_next) {
-        away = other->ts == NULL || compat_detached(other->ts);
+        away = other == by || other->ts == NULL || compat_detached(other->ts);
     }
-    unlock(&sched.lock);
     return away;
 }
 
@@ -119,8 +117,11 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
     if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
-    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
-                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+    lock(&sched.lock);
+    bool away = m_is_away(m, NULL);
+    unlock(&sched.lock);
+    return away || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                    cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
@@ -270,6 +271,12 @@ static void *sysmon(void *Py_UNUSED(arg))
                  timers_next() < now - LATE_NS) {
             wakep(); /* the M that watched the timers is busy */
         }
+#ifndef GOFER_TINY /* where tests shall find a wake-up that was lost */
+        else if (atomic_load(&sched.npidle) > 0 && atomic_load(&sched.runq_size) > 0 &&
+                 atomic_load(&sched.nmspinning) == 0) {
+            wakep();
+        }
+#endif
         int64_t fixed = atomic_load(&sysmon_fixed_ns);
         if (retake(now, idle) > 0) {
             quiet = 0;

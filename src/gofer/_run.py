@@ -33,13 +33,17 @@ MAX_PROCS = 4096  # as in src/core/runtime.h
 MAX_THREADS = 2**31 - 1
 
 _core.configure(_hooks)
-# A goroutine is not stopped in a collection, nor in what runs when one begins or ends.
-gc.callbacks.insert(0, _core.collecting)
-gc.callbacks.append(_core.collecting)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
 procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run
 _nodes_known = False
+
+
+def _watch_collections() -> None:
+    """Leave goroutines alone in a collection, and in what others do when one begins or ends."""
+    ours = _core.collecting
+    if gc.callbacks[:1] != [ours] or gc.callbacks[-1] != ours:
+        gc.callbacks[:] = [ours, *(other for other in gc.callbacks if other != ours), ours]
 
 
 @functools.cache
@@ -194,6 +198,7 @@ def run(
         _core.run(None, None, 0, False, -1, -1, False)  # raises, saying which case it is
     chosen = procs or _wanted_procs or _environment_procs()
     _find_nodes()
+    _watch_collections()
     debug = _debug.options()
     _watched.run_begins(debug)
     _core.set_affinity(bool(debug.get("affinity") if affinity is None else affinity))

@@ -13,6 +13,27 @@ import gofer
 from tests.support import rounds, thread, until
 
 
+def test_loops_that_take_turns_all_hear_of_the_end() -> None:
+    """Each time somebody has the time to tell them, one has just been stopped and none runs yet."""
+
+    async def loop() -> None:
+        nonlocal begun
+        begun += 1
+        while True:
+            pass
+
+    async def main() -> None:
+        gofer.go(loop)
+        gofer.go(loop)
+        await until(lambda: begun == 2)
+
+    for _ in rounds(divide_by=10):
+        begun = 0
+        start = time.monotonic()
+        gofer.run(main, procs=1)
+        assert time.monotonic() - start < 10
+
+
 def test_go_against_the_end_of_main(procs: int) -> None:
     """Whatever go() has returned a handle for is cancelled; whatever it refuses leaves no trace."""
 

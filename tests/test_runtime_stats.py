@@ -141,7 +141,6 @@ def test_spinners_on_enough_ps_all_run() -> None:
     gofer.run(main, procs=14)
 
 
-@pytest.mark.skipif(not FREE_THREADED, reason="needs to stop goroutines that compute: 3.12")
 def test_spinners_on_one_p_take_turns() -> None:
     stop = threading.Event()
 

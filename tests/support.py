@@ -30,7 +30,10 @@ FREE_THREADED = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 RING_SIZE = _core.counters()["ring_size"]
 # The build option `tiny` shrinks rings and caches to 4.
 TINY = RING_SIZE < 256
-SANITIZED = any(s in os.environ.get("LD_PRELOAD", "") for s in ("libasan", "libtsan"))
+# AddressSanitizer is there before the interpreter, ThreadSanitizer is built into it.
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "") or "-fsanitize=thread" in (
+    sysconfig.get_config_var("PY_CFLAGS") or ""
+)
 
 # How long we wait for what should come at once, before we call it lost.
 PATIENCE = 60.0

@@ -565,6 +565,38 @@ def test_a_leaked_goroutine_that_blocks_in_its_clean_up(
     assert order == ["leak", "collected"]
 
 
+def test_a_collection_while_a_deadlock_is_looked_for() -> None:
+    """It closes what was leaked on a thread that is about to park, in nobody's name."""
+    program = """
+        import gc, sys, warnings, gofer
+
+        async def leaked():
+            await gofer.Chan().recv()
+
+        def collect(frame, event, arg):
+            if frame.f_code.co_name == "foreign_threads" and event == "call":
+                gc.collect()
+                print("collected", flush=True)
+
+        def waits(ch):
+            sys.setprofile(collect)  # as if a collection happened to begin there
+            gofer.block(ch.recv())
+
+        async def main():
+            gofer.go(leaked)
+            await gofer.sleep(0.01)
+            await gofer.go(waits, gofer.Chan())
+
+        gc.disable()
+        warnings.simplefilter("ignore")
+        try:
+            gofer.run(main, procs=1)
+        except gofer.Deadlock:
+            print("deadlock")
+        """
+    assert run_program(program).check() == "collected\ndeadlock\n"
+
+
 def test_after_an_abort_a_mutex_is_what_its_holder_left() -> None:
     """A waiter that the end of the run takes off the queue does not get the lock for good."""
     mu = gofer.Mutex()
@@ -598,3 +630,30 @@ def test_after_an_abort_a_mutex_is_what_its_holder_left() -> None:
     with pytest.raises(BaseException):  # noqa: B017, PT011 - whichever: the run is torn down
         gofer.run(main, procs=1)
     assert not mu.locked()
+
+
+def test_after_an_abort_a_goroutine_that_was_locked_to_its_thread_is_closed() -> None:
+    """The channel it waits on outlives the run, and so would it: for a thread that is gone."""
+    ch = Chan[int]()
+    closed = []
+
+    async def locked() -> None:
+        gofer.lock_os_thread()
+        try:
+            await ch.recv()
+        finally:
+            closed.append(True)
+
+    async def main() -> None:
+        await parked(gofer.go(locked))
+        _core.abort()
+        await gofer.sleep(1)
+
+    async def later() -> None:
+        with pytest.raises(gofer.WouldBlock):
+            ch.send_nowait(1)
+
+    with pytest.raises(BaseException):  # noqa: B017, PT011 - whichever: the run is torn down
+        gofer.run(main, procs=2)
+    assert closed == [True]
+    gofer.run(later)

@@ -822,3 +822,87 @@ def test_the_first_to_wait_for_io_gets_a_poller_although_somebody_watches_the_ti
         gofer.run(main, procs={procs})
         """
     assert run_program(source, timeout=20).check() == "readable\n"
+
+
+# --- Who waits and has no P -----------------------------------------------------------------------
+
+WITHOUT_A_P = """
+    import socket, subprocess, sys, time, gofer
+    from gofer import net
+
+    a, b = socket.socketpair()
+    never = gofer.Chan()
+
+    def write_after(seconds):
+        command = f"sleep {seconds}; printf x >&{b.fileno()}"
+        return subprocess.Popen(["sh", "-c", command], pass_fds=[b.fileno()])
+
+    def begin():  # so that there is a poller, which then has nothing to do
+        writer = write_after(0.1)
+        gofer.block(net.wait_readable(a))
+        a.recv(1)
+        writer.wait()
+        write_after(0.8)
+
+    def taken():
+        begin()
+        gofer.go(gofer.block, never.recv_ok())  # which needs our P, and gives it up
+        time.sleep(0.3)
+        gofer.block(net.wait_readable(a))
+
+    def given():
+        begin()
+        with gofer.blocking():
+            time.sleep(0.3)
+            gofer.block(net.wait_readable(a))
+
+    async def locked():
+        gofer.lock_os_thread()
+        writer = write_after(0.1)
+        await net.wait_readable(a)
+        a.recv(1)
+        writer.wait()
+        write_after(0.8)
+        with gofer.blocking():
+            time.sleep(0.3)
+            await net.wait_readable(a)
+
+    async def main():
+        await gofer.go(globals()[sys.argv[1]])
+        print("readable")
+
+    gofer.run(main, procs=1)
+    """
+
+
+@pytest.mark.parametrize("how", ["taken", "given", "locked"])
+def test_somebody_polls_for_a_goroutine_on_a_thread_without_a_p(how: str) -> None:
+    """All Ps are idle, nobody polls, and sysmon sleeps."""
+    assert run_program(WITHOUT_A_P, how).check() == "readable\n"
+
+
+@pytest.mark.parametrize("procs", [1, 4])
+def test_timers_beside_a_signal_handler_that_blocks(procs: int) -> None:
+    program = """
+        import os, signal, subprocess, sys, time, gofer
+
+        def handler(*_):
+            time.sleep(1)
+            order.append("handler")
+
+        async def sleeper():
+            await gofer.sleep(0.5)
+            order.append("sleeper")
+
+        async def main():
+            g = gofer.go(sleeper)
+            subprocess.Popen(["sh", "-c", f"sleep 0.2; kill -USR1 {os.getpid()}"])
+            await gofer.sleep(1.5)
+            await g
+
+        order = []
+        signal.signal(signal.SIGUSR1, handler)
+        gofer.run(main, procs=int(sys.argv[1]))
+        print(*order)
+        """
+    assert run_program(program, str(procs)).check() == "sleeper handler\n"

@@ -1050,7 +1050,8 @@ static void g_leaked(G *g)
     /* Its clean-up runs here, in the middle of somebody else's slice: it must not await in his name. */
     M *m = tls_m;
     G *current = m != NULL ? m->curg : NULL;
-    bool user = current != NULL && user_leave(m); /* nor hear of the end of the run in his place */
+    /* Nor hear of the end of the run in his place. (USER_NONE: he is about to park. Only he leaves that.) */
+    bool user = current != NULL && atomic_load(&m->user) != USER_NONE && user_leave(m);
     if (m != NULL) {
         __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     }

@@ -671,6 +671,11 @@ static void stop_m(M *m)
         }
     }
     clock_tick(nanotime());
+    if (HAVE_GIL && unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
+        lock(&sched.lock);
+        m->saw_gil_free = gil_is_free(); /* for hurry(), where it is ours */
+        unlock(&sched.lock);
+    }
     Py_END_ALLOW_THREADS
     m->p = m->nextp;
     m->nextp = NULL;
@@ -690,22 +695,38 @@ static void stop_m(M *m)
 
 static bool missed_work(void);
 
+bool nobody_watches(void)
+{
+    return atomic_load(&sched.poll_until_ns) == 0 &&
+           (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
+}
+
 void handoff_p(M *m)
 {
     P *p = m->p;
     trace_proc_stop(m);
     m->p = NULL;
-    bool watch = atomic_load(&sched.poll_until_ns) == 0 &&
-                 (timers_next() != TIME_NEVER || atomic_load(&netpoll_waiters) > 0);
-    bool work = watch || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
+    bool work = nobody_watches() || !runq_empty(p) || atomic_load(&sched.runq_size) > 0;
     p_idle(p);
     if (work) {
         start_m(false);
         return;
     }
     atomic_thread_fence(memory_order_seq_cst); /* give up, fence, look: see the top of this file */
-    if (missed_work()) {
+    if (missed_work() || nobody_watches()) {
         wakep();
+    }
+}
+
+/* This M will sleep until its wired goroutine may run. If it has a P it gives that up; if not, nobody looks round because
+ * of it, and the goroutine may be the only one that waits for a descriptor. */
+static void leave_to_others(M *m)
+{
+    if (m->p != NULL) {
+        handoff_p(m);
+    }
+    else if (atomic_load(&netpoll_waiters) > 0) {
+        poller_look(TIME_NEVER);
     }
 }
 
@@ -879,11 +900,11 @@ void park_wired(M *m, G *g)
         globrunq_put((G *)Py_NewRef(g));
         unlock(&sched.lock);
     }
-    if (m->p != NULL) {
-        handoff_p(m);
-    }
-    else if (requeue) {
+    if (m->p == NULL && requeue) {
         wakep();
+    }
+    else {
+        leave_to_others(m);
     }
     bool handed = stop_wired(m, g);
     trace_resume(g);
@@ -1783,11 +1804,12 @@ void schedule(M *m)
         bool inherit = false;
         G *g = m->wired;
         if (unlikely(g != NULL)) { /* lock_os_thread(): nothing else runs here */
-            if (m->p != NULL) {
-                handoff_p(m);
-            }
+            leave_to_others(m);
             drop_now(m);
             if (!stop_wired(m, g)) {
+                if (atomic_load(&sched.aborted)) {
+                    m_unwire(m, g); /* it lives on, without us: bury_the_rest() */
+                }
                 break;
             }
         }

@@ -259,7 +259,7 @@ static void tell(M *m, bool force)
 {
     bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
     atomic_store(&m->told_ns, nanotime());
-    m->told_cpu_ns = clock_ns(m->cpu_clock);
+    atomic_store(&m->told_cpu_ns, clock_ns(m->cpu_clock));
     if (!heard || force) {
         PyThreadState_SetAsyncExc(m->ident, hooks.Interrupted);
     }
@@ -276,14 +276,14 @@ void user_cancel(M *m)
 
 static void tell_all(int64_t now, bool force)
 {
-    bool patient = now - atomic_load(&drain_since_ns) < 10 * GRACE_NS;
+    bool patient = !force && now - atomic_load(&drain_since_ns) < 10 * GRACE_NS;
     for (M *m = sched.m0; m != NULL;) {
         lock(&sched.lock);
         /* Nobody adds Ms to the list that run anything but cleaning up, so from the start is soon enough. */
         for (m = force ? sched.allm : sched.m0; m != NULL;
              m = m == sched.m0 ? sched.allm : m->all_next) {
             uint8_t runs = USER_RUNS;
-            if (atomic_load(&m->told_ns) < now && !(patient && atomic_load(&m->collecting) > 0) &&
+            if (atomic_load(&m->told_ns) < now && (!patient || atomic_load(&m->collecting) == 0) &&
                 atomic_compare_exchange_strong(&m->user, &runs, USER_TELLING)) {
                 break;
             }
@@ -297,14 +297,14 @@ static void tell_all(int64_t now, bool force)
 
 /* It has been told, and does not get to a bytecode boundary: it is away in a call, or computes in one. If it has hardly
  * run since, it waits for a core or for the GIL, and is given longer. */
-static bool is_stuck(M *m, M *by, int64_t now) /* sched.lock */
+static bool is_stuck(M *m, M *by, int64_t now) /* sched.lock: thread states go under it */
 {
-    if (atomic_load(&m->user) != USER_TOLD) {
-        return false;
-    }
-    int64_t had = now - atomic_load(&m->told_ns);
-    bool ran = clock_ns(m->cpu_clock) - m->told_cpu_ns >= GRACE_NS / 10;
-    return had >= GRACE_NS && (ran || m_is_away(m, by) || had >= 10 * GRACE_NS);
+    int64_t told_ns = atomic_load(&m->told_ns), had = now - told_ns;
+    bool ran = clock_ns(m->cpu_clock) - atomic_load(&m->told_cpu_ns) >= GRACE_NS / 10;
+    bool away = m->ts != NULL && compat_detached(m->ts) && (!HAVE_GIL || by->saw_gil_free);
+    return had >= GRACE_NS && (ran || away || had >= 10 * GRACE_NS) &&
+           atomic_load(&m->user) == USER_TOLD &&
+           atomic_load(&m->told_ns) == told_ns; /* else it has just told itself again */
 }
 
 /* Take its P, if it has one. False: it is in the scheduler just now. */
@@ -367,16 +367,16 @@ static void orphan_all(M *by, int64_t now)
         G *g = NULL;
         P *p = NULL;
         lock(&sched.lock);
-        for (M *m = sched.allm, *next; m != NULL && g == NULL; m = next) {
+        for (M *m = sched.allm, *next; m != NULL && g == NULL && p == NULL; m = next) {
             next = m->all_next;
             g = is_stuck(m, by, now) ? orphan(m, &p) : NULL;
         }
         unlock(&sched.lock);
-        if (p != NULL && !runq_empty(p)) {
+        if (p != NULL && (!runq_empty(p) || atomic_load(&sched.runq_size) > 0)) {
             start_m(false);
         }
         if (g == NULL) {
-            break;
+            break; /* if that was one who came back just now, we come here again soon */
         }
         g_abandon(by, g, Py_NewRef(cancelled));
         Py_DECREF(g);

@@ -376,9 +376,10 @@ struct M {
 #else
     int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
-    int64_t probe_cpu_ns;    /* sched.lock: its CPU time when dump.c looked */
-    _Atomic int64_t told_ns; /* when its goroutine was told to end, see tell() in run.c ... */
-    int64_t told_cpu_ns;     /* ... and its CPU time then: by who tells, for who sees USER_TOLD */
+    int64_t probe_cpu_ns;        /* sched.lock: its CPU time when dump.c looked */
+    bool saw_gil_free;           /* when it last woke up: see is_stuck() in run.c */
+    _Atomic int64_t told_ns;     /* when its goroutine was told to end, see tell() in run.c ... */
+    _Atomic int64_t told_cpu_ns; /* ... and its CPU time then */
 };
 
 extern _Thread_local M *tls_m __attribute__((tls_model("initial-exec")));
@@ -690,6 +691,8 @@ P *pidle_get(int node);            /* sched.lock; one of this node, if there is 
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
 bool nobody_works(void); /* sched.lock */
+bool nobody_watches(
+    void); /* there are timers or descriptors, and no M sleeps until they are due or ready */
 PySendResult resume_coro(PyObject *coro, PyObject **result);
 void drop_later(M *m, PyObject *op); /* `m` NULL: this is no M */
 void due_later(M *m, PyObject *op);
@@ -1069,7 +1072,7 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
-bool m_is_away(M *m, M *by);
+bool gil_is_free(void);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 /* All Ms, m0 first; sched.lock. An M in the list is not freed, nor its thread state. */

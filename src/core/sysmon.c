@@ -98,15 +98,23 @@ static bool has_work(P *p, int64_t now)
            nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
-/* Whether `m` is not attached to Python and, with the GIL, does not wait for it: nobody has it, but perhaps `by`, who
- * asks. (A thread that is no M may have it.) */
-bool m_is_away(M *m, M *by) /* sched.lock: thread states go under it */
+/* No M has it, that is: another thread may. */
+bool gil_is_free(void) /* sched.lock: thread states go under it */
 {
-    bool away = m->ts != NULL && compat_detached(m->ts);
-    for (M *other = sched.m0; HAVE_GIL && away && other != NULL;
-         other = other == sched.m0 ? sched.allm : other->all_next) {
-        away = other == by || other->ts == NULL || compat_detached(other->ts);
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        if (m->ts != NULL && !compat_detached(m->ts)) {
+            return false;
+        }
     }
+    return true;
+}
+
+/* Whether `m` is not attached to Python and, with the GIL, does not wait for it. */
+static bool is_away(M *m)
+{
+    lock(&sched.lock);
+    bool away = m->ts != NULL && compat_detached(m->ts) && (!HAVE_GIL || gil_is_free());
+    unlock(&sched.lock);
     return away;
 }
 
@@ -117,11 +125,8 @@ static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
     if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
-    lock(&sched.lock);
-    bool away = m_is_away(m, NULL);
-    unlock(&sched.lock);
-    return away || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
-                    cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
@@ -227,11 +232,12 @@ static void follow(void)
     }
 }
 
-/* All Ps are idle: tell those who take one that we want to know. */
+/* All Ps are idle, and somebody watches timers and descriptors: tell those who take one that we want to know. */
 static bool fall_asleep(void)
 {
     lock(&sched.lock);
-    bool idle = atomic_load(&sched.npidle) == sched.procs && !atomic_load(&sched.draining);
+    bool idle = atomic_load(&sched.npidle) == sched.procs && !atomic_load(&sched.draining) &&
+                atomic_load(&sched.runq_size) == 0 && !nobody_watches();
     atomic_store(&sched.sysmon_asleep, idle);
     unlock(&sched.lock);
     return idle;

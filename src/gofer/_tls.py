@@ -271,7 +271,10 @@ class TLSConn(Conn):
             for piece in pieces:
                 with memoryview(piece).cast("B") as view:
                     for start in range(0, len(view), RECORDS):
-                        await self._write_records(view[start : start + RECORDS])
+                        # Released here and now: without the GIL, one that is dropped on another
+                        # thread than it was made on goes when it likes, and is not counted well.
+                        with view[start : start + RECORDS] as part:
+                            await self._write_records(part)
                         await self._say()
 
     async def _write_records(self, data: memoryview) -> None:

@@ -182,6 +182,7 @@ def test_detail_tells_ps_ms_and_gs() -> None:
     assert len(reports) >= 4
     goroutines: dict[str, set[tuple[str, str]]] = {}
     locked = False
+    strangers: list[str] = []
     for report in reports:
         head, *rest = report.splitlines()
         match = LINE.fullmatch(head)
@@ -194,12 +195,14 @@ def test_detail_tells_ps_ms_and_gs() -> None:
         assert [m[1] for m in ps] == ["0", "1"]
         assert all(m[2] in "01234" for m in ps)
         ids = {m[1] for m in ms}
-        assert all(m[5] in {*ids, "nil"} for m in ps)
+        strangers += [m[5] for m in ps if m[5] not in {*ids, "nil"}]
         assert len({m[1] for m in gs}) == len(gs)
         for m in gs:
             goroutines.setdefault(m[1], set()).add((m[2], m[3]))
             assert m[4] in {*ids, "nil"}
             locked |= m[1] == "5" and m[5] != "nil"
+    # Ps are looked at before Ms, and one may have got another M meanwhile.
+    assert len(strangers) <= 1
     assert ("4", "chan receive") in goroutines["2"]
     assert ("4", "select (no cases)") in goroutines["6"]
     assert ("4", "sleep") in goroutines["1"]

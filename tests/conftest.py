@@ -31,7 +31,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Tests collect garbage: what was there before them need not be looked at every time."""
+    """Each test collects its garbage: what was there before need not be looked at every time."""
     gc.collect()
     gc.freeze()
 
@@ -69,12 +69,12 @@ def alive(expected: dict[str, int]) -> dict[str, int]:
     """
     deadline = time.monotonic() + PATIENCE / 6
     while True:
+        gc.collect()
         counters = _core.counters()
         found = {what: counters[what] for what in left}
         if found == expected or time.monotonic() > deadline:
             return found
         time.sleep(0.01)
-        gc.collect()  # only now: it is what takes longest after most tests
 
 
 def extra_threads(before: dict[int, str]) -> list[str]:
@@ -118,7 +118,5 @@ def nothing_is_left() -> Iterator[None]:
     assert signal.getsignal(signal.SIGINT) is handler
     assert signal.set_wakeup_fd(-1) == -1
     assert os.sched_getaffinity(0) == cpus
-    if open_files() != files:
-        gc.collect()
-        assert open_files() == files
+    assert open_files() == files
     assert gofer.gomaxprocs() == procs

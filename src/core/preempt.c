@@ -152,7 +152,7 @@ bool preempt_park(M *m)
 void preempt_cancel(M *m)
 {
     atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL); /* it hears of it now */
-    PyErr_SetNone(hooks.Interrupted);
+    PyErr_SetNone(hooks.Cancelled);
 }
 #endif
 

@@ -235,7 +235,7 @@ bool user_leave(M *m)
     }
 }
 
-/* interrupted() -> the goroutine in whose thread, this one, the exception is being raised, or None. */
+/* interrupted(): the exception is being raised in this thread. */
 static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
     M *m = tls_m;
@@ -247,17 +247,8 @@ static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(
         usleep(50);
         Py_END_ALLOW_THREADS
     }
-    return Py_NewRef(m != NULL && m->curg != NULL ? (PyObject *)m->curg : Py_None);
-}
-
-/* unheard(g): nobody has the exception any more. If it was raised in a destructor, or in a callback of the collector, and
- * dropped there, tell it again. */
-static PyObject *core_unheard(PyObject *Py_UNUSED(mod), PyObject *g)
-{
-    _Atomic uint32_t *state = &((G *)g)->state;
-    uint32_t s = atomic_load(state);
-    while (atomic_load(&sched.draining) && (s & G_STATE) != G_DEAD &&
-           !atomic_compare_exchange_weak(state, &s, s | G_CANCEL)) {
+    if (m != NULL && m->curg != NULL && m->collecting > 0) {
+        atomic_fetch_or(&m->curg->state, G_CANCEL); /* it will not hear of it: tell it again */
     }
     Py_RETURN_NONE;
 }
@@ -1253,7 +1244,6 @@ PyMethodDef run_methods[] = {
     {"set_sysmon", core_set_sysmon, METH_O, NULL},
     {"set_async_preempt", core_set_async_preempt, METH_O, NULL},
     {"interrupted", core_interrupted, METH_NOARGS, NULL},
-    {"unheard", core_unheard, METH_O, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},

@@ -11,7 +11,6 @@ import threading
 import traceback
 import types
 import warnings
-import weakref
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
@@ -70,23 +69,9 @@ class Interrupted(Cancelled):
     """Raised in the thread of a goroutine that does not notice that the run ends: as Cancelled."""
 
     def __new__(cls, made: Cancelled | None = None) -> Cancelled:  # type: ignore[misc]
-        g = _core.interrupted()
-        if made is not None:
-            return made  # Python 3.11 calls this once more with what it has made already
-        exc = Cancelled()
-        if g is not None:
-            _raised.add(weakref.ref(exc, functools.partial(_dropped, weakref.ref(g))))
-        return exc
-
-
-_raised: set[weakref.ref[Cancelled]] = set()
-
-
-def _dropped(of: weakref.ref[_core.Goroutine[Any]], ref: weakref.ref[Cancelled]) -> None:
-    _raised.discard(ref)
-    g = of()
-    if g is not None:
-        _core.unheard(g)
+        # Python 3.11 calls this once more with what it has made already.
+        _core.interrupted()
+        return made if made is not None else Cancelled()
 
 
 # A deadlock of a million goroutines is told by its first ones.

@@ -673,7 +673,7 @@ static void stop_m(M *m)
     clock_tick(nanotime());
     if (HAVE_GIL && unlikely(atomic_load_explicit(&sched.draining, memory_order_relaxed))) {
         lock(&sched.lock);
-        m->saw_gil_free = gil_is_free(); /* for hurry(), where it is ours */
+        m->gil_free_ns = gil_is_free() ? nanotime() : 0; /* for hurry(), where it is ours */
         unlock(&sched.lock);
     }
     Py_END_ALLOW_THREADS
@@ -1807,9 +1807,6 @@ void schedule(M *m)
             leave_to_others(m);
             drop_now(m);
             if (!stop_wired(m, g)) {
-                if (atomic_load(&sched.aborted)) {
-                    m_unwire(m, g); /* it lives on, without us: bury_the_rest() */
-                }
                 break;
             }
         }

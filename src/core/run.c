@@ -299,9 +299,13 @@ static void tell_all(int64_t now, bool force)
  * run since, it waits for a core or for the GIL, and is given longer. */
 static bool is_stuck(M *m, M *by, int64_t now) /* sched.lock: thread states go under it */
 {
+    if (atomic_load(&m->user) != USER_TOLD) {
+        return false;
+    }
     int64_t told_ns = atomic_load(&m->told_ns), had = now - told_ns;
     bool ran = clock_ns(m->cpu_clock) - atomic_load(&m->told_cpu_ns) >= GRACE_NS / 10;
-    bool away = m->ts != NULL && compat_detached(m->ts) && (!HAVE_GIL || by->saw_gil_free);
+    bool away = m->ts != NULL && compat_detached(m->ts) &&
+                (!HAVE_GIL || now - by->gil_free_ns < GRACE_NS / 10);
     return had >= GRACE_NS && (ran || away || had >= 10 * GRACE_NS) &&
            atomic_load(&m->user) == USER_TOLD &&
            atomic_load(&m->told_ns) == told_ns; /* else it has just told itself again */
@@ -310,7 +314,7 @@ static bool is_stuck(M *m, M *by, int64_t now) /* sched.lock: thread states go u
 /* Take its P, if it has one. False: it is in the scheduler just now. */
 static bool take_p(M *m, P **taken) /* sched.lock */
 {
-    P *p = *taken = p_of(m);
+    P *p = p_of(m);
     uint64_t user = p_owner(m, P_USER);
     if (p == NULL) {
         return true;
@@ -320,6 +324,7 @@ static bool take_p(M *m, P **taken) /* sched.lock */
     }
     atomic_store(&p->slices, 0);
     pidle_put(p);
+    *taken = p;
     return true;
 }
 
@@ -558,10 +563,26 @@ static void bury(M *m, G *g)
     }
 }
 
-/* Only goroutines of Ms that are stuck in user code are spared: they are G_RUNNING. */
-static void bury_the_rest(M *m)
+/* Of goroutines that wait, locked to threads that have all ended but for ours, which runs none any more. */
+static void unwire_all(M *m)
+{
+    Py_ssize_t n;
+    G **all = allgs_snapshot(&n);
+    for (Py_ssize_t i = 0; all != NULL && i < n; i++) {
+        atomic_store(&all[i]->wired, NULL);
+        Py_DECREF(all[i]);
+    }
+    free(all);
+    __atomic_store_n(&m->wired, NULL, __ATOMIC_RELAXED);
+}
+
+/* Only goroutines of Ms that are stuck in user code are spared: they are G_RUNNING. `alone`: there are none. */
+static void bury_the_rest(M *m, bool alone)
 {
     bool found = true;
+    if (alone) {
+        unwire_all(m);
+    }
     while (found) {
         found = false;
         for (int i = 0; i < MAX_PROCS && sched.allp[i] != NULL; i++) {
@@ -763,7 +784,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
         return PyErr_NoMemory();
     }
     if (stuck) { /* its last Ms have come back: what they left */
-        bury_the_rest(m);
+        bury_the_rest(m, true);
         m->gended = 0;
     }
     reset_sched(m);
@@ -826,7 +847,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     Py_END_ALLOW_THREADS
     if (atomic_load(&sched.aborted)) {
-        bury_the_rest(m);
+        bury_the_rest(m, alone);
     }
     drop_now(m);
     lock(&sched.lock);

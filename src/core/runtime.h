@@ -376,9 +376,9 @@ struct M {
 #else
     int64_t armed_cpu_ns; /* sched.lock: its CPU time when interrupt.c armed it */
 #endif
-    int64_t probe_cpu_ns;        /* sched.lock: its CPU time when dump.c looked */
-    bool saw_gil_free;           /* when it last woke up: see is_stuck() in run.c */
-    _Atomic int64_t told_ns;     /* when its goroutine was told to end, see tell() in run.c ... */
+    int64_t probe_cpu_ns;    /* sched.lock: its CPU time when dump.c looked */
+    int64_t gil_free_ns;     /* when it woke up and nobody had the GIL: see is_stuck() in run.c */
+    _Atomic int64_t told_ns; /* when its goroutine was told to end, see tell() in run.c ... */
     _Atomic int64_t told_cpu_ns; /* ... and its CPU time then */
 };
 

@@ -203,13 +203,15 @@ class SlowNames:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked = 0
+        self.counting = threading.Lock()  # they ask all at once
         self.answer = threading.Event()
         self.real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self.getaddrinfo)
 
     def getaddrinfo(self, host: Any, port: Any, *args: Any, flags: int = 0, **more: Any) -> Any:
         if host == "slow.test" and not flags & socket.AI_NUMERICHOST:
-            self.asked += 1
+            with self.counting:
+                self.asked += 1
             assert self.answer.wait(PATIENCE)
             host = "127.0.0.1"
         return self.real(host, port, *args, flags=flags, **more)

@@ -16,19 +16,20 @@ from tests.support import rounds, thread, until
 def test_loops_that_take_turns_all_hear_of_the_end() -> None:
     """Each time somebody has the time to tell them, one has just been stopped and none runs yet."""
 
+    begun: list[None] = []
+
     async def loop() -> None:
-        nonlocal begun
-        begun += 1
+        begun.append(None)
         while True:
             pass
 
     async def main() -> None:
         gofer.go(loop)
         gofer.go(loop)
-        await until(lambda: begun == 2)
+        await until(lambda: len(begun) == 2)
 
     for _ in rounds(divide_by=10):
-        begun = 0
+        begun.clear()
         start = time.monotonic()
         gofer.run(main, procs=1)
         assert time.monotonic() - start < 10

@@ -594,7 +594,7 @@ def complete(line: str, tmp_path: Path) -> list[str]:
     return done.stdout.split()
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_commands_options_and_files(tmp_path: Path) -> None:
     (tmp_path / "file.py").touch()
     everything = complete("gofer ", tmp_path)
@@ -613,13 +613,13 @@ def test_completion_scripts_are_well_formed(shell: str, tmp_path: Path) -> None:
     out = gofer("completion", shell).check()
     assert "scheddetail" in out
     if shutil.which(shell) is None:
-        pytest.skip(f"there is no {shell} to check it with")
+        pytest.skip(f"{shell} is not installed: its syntax is not checked")
     file = tmp_path / "completion"
     file.write_text(out)
     subprocess.run([shell, "-n", str(file)], check=True, timeout=PATIENCE)
 
 
-@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
 def test_fish_completes_commands_and_options(tmp_path: Path) -> None:
     (tmp_path / "completion").write_text(gofer("completion", "fish").check())
 

@@ -185,7 +185,7 @@ def test_a_leaked_goroutine_is_reported_after_the_block(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
-@pytest.mark.skipif(SANITIZED or TINY, reason="measures the plain build")
+@pytest.mark.skipif(SANITIZED or TINY, reason="sanitizers and small rings distort its times")
 def test_a_collection_beside_frozen_goroutines_is_cheap(procs: int) -> None:
     """The cost of a full collection with 100,000 that wait, and with as many that are frozen."""
 

@@ -18,7 +18,10 @@ from gofer import net
 from tests.net_support import Certificate, echo, make_certificate, raised_by, serving
 from tests.support import wait_for
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="the openssl program, which makes the certificates, is not installed",
+)
 
 BIG = random.Random(3).randbytes(5_000_000)
 

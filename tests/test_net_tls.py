@@ -23,7 +23,10 @@ from tests.net_support import (
 )
 from tests.support import parked, thread, until, wait_for
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="the openssl program, which makes the certificates, is not installed",
+)
 
 
 @pytest.fixture(params=[1, 2, 4], ids="procs={}".format)

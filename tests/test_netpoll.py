@@ -194,7 +194,10 @@ def test_a_closed_descriptor_s_number_can_be_used_again() -> None:
     gofer.run(main)
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+@pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="the openssl program, which makes the certificates, is not installed",
+)
 def test_a_foreign_tls_library(procs: int, tmp_path: Path) -> None:
     """Python's own SSLSocket, non-blocking: a library that wants now to read, now to write."""
     cert = make_certificate(tmp_path)

@@ -326,11 +326,10 @@ struct M {
     _Atomic uint8_t in_syscall; /* has no P, because its goroutine blocks: one of SYSCALL_... */
     _Atomic uint8_t user;       /* one of USER_... */
     _Atomic uint8_t preempt;    /* whether its goroutine shall be stopped: one of PREEMPT_... */
-    _Atomic uint8_t
-        collecting;       /* it is inside so many calls of the collector: see core_collecting */
-    bool inherited;       /* curg got its slice from the G that readied it */
-    int16_t node;         /* sched.lock: of the P that it got last */
-    _Atomic uint32_t pin; /* pin_lock to write: whether it keeps to a node, see numa.c */
+    _Atomic uint8_t collecting; /* it is in a collection: see core_collecting */
+    bool inherited;             /* curg got its slice from the G that readied it */
+    int16_t node;               /* sched.lock: of the P that it got last */
+    _Atomic uint32_t pin;       /* pin_lock to write: whether it keeps to a node, see numa.c */
     Lock pin_lock;
     pid_t tid;                   /* pin_lock to clear: its thread has ended */
     uint8_t nready, nready_next; /* goroutines made runnable: see g_stamp_ready */
@@ -690,9 +689,8 @@ void poller_look(int64_t when_ns); /* a timer for then has been added; 1: look a
 P *pidle_get(int node);            /* sched.lock; one of this node, if there is any; -1: any */
 void pidle_put(P *p);              /* sched.lock */
 bool p_enter_slow(M *m);
-bool nobody_works(void); /* sched.lock */
-bool nobody_watches(
-    void); /* there are timers or descriptors, and no M sleeps until they are due or ready */
+bool nobody_works(void);   /* sched.lock */
+bool nobody_watches(void); /* no M sleeps until timers are due or descriptors ready */
 PySendResult resume_coro(PyObject *coro, PyObject **result);
 void drop_later(M *m, PyObject *op); /* `m` NULL: this is no M */
 void due_later(M *m, PyObject *op);
@@ -1196,8 +1194,7 @@ int preempt_threads(void);
 bool preempt_is_wanted(M *m);
 bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
-bool preempt_claim(
-    M *m); /* its own, at a bytecode boundary: shall it be stopped here? If so, then ... */
+bool preempt_claim(M *m);  /* its own, at a boundary: shall it be stopped here? If so, then ... */
 bool preempt_park(M *m);   /* ... sleep until its turn. False: its goroutine must be cancelled */
 void preempt_cancel(M *m); /* with the GIL: raise that in the code that was stopped */
 

@@ -899,7 +899,7 @@ def resident_bytes() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.skipif(SANITIZED, reason="AddressSanitizer keeps freed memory, so growth says nothing")
+@pytest.mark.skipif(SANITIZED, reason="sanitizers keep freed memory, so growth says nothing")
 @pytest.mark.parametrize("procs", [1, 4])
 def test_a_hundred_thousand_selects_need_no_more_memory_than_a_few(procs: int) -> None:
     """A record left behind by each would be five megabytes."""

@@ -313,7 +313,7 @@ def many_descriptors() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * CONNECTIONS + 200
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"needs {wanted} descriptors, the limit is {hard}")
+        pytest.skip(f"its connections need {wanted} descriptors; this user may have {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -11,7 +11,10 @@ from gofer import net
 from tests.net_support import Certificate, conn_pair, make_certificate, raised_by
 from tests.support import rounds
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None,
+    reason="the openssl program, which makes the certificates, is not installed",
+)
 
 DATA = random.Random(6).randbytes(100_000)
 

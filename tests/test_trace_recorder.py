@@ -88,6 +88,60 @@ def test_names_survive_although_their_births_are_forgotten(file: Path) -> None:
     assert all(g.created is None for g in t.goroutines)
 
 
+def test_who_ended_long_ago_is_not_in_it(file: Path) -> None:
+    """Although a thread that has been idle since still has in hand what it wrote of them."""
+
+    async def child(other: gofer.Chan[int]) -> None:
+        for _ in range(5):
+            await gofer.gosched()
+        await other.send(1)
+
+    async def main() -> None:
+        ch: gofer.Chan[int] = gofer.Chan()
+        for _ in range(200):
+            gofer.go(child, ch)
+        for _ in range(200):
+            await ch.recv()
+        gofer.gomaxprocs(1)
+        for _ in range(60_000):
+            await gofer.gosched()
+        recorder.snapshot(file)
+
+    with trace.FlightRecorder(size=1 << 18) as recorder:
+        gofer.run(main, procs=4)
+    t = trace.load(file)
+    assert [g.name.rpartition(".")[2] for g in t.goroutines] == ["main"]
+    assert summarise(t).alive == 1
+
+
+def test_a_trace_beside_the_recorder_names_who_lives(file: Path) -> None:
+    async def quiet(ch: gofer.Chan[int]) -> None:
+        await ch.recv()
+
+    async def busy(ch: gofer.Chan[int]) -> None:
+        async for _ in ch:
+            pass
+
+    async def main() -> None:
+        waits: gofer.Chan[int] = gofer.Chan()
+        gofer.go(quiet, waits)
+        ch: gofer.Chan[int] = gofer.Chan()
+        gofer.go(busy, ch)
+        await ch.send(0)
+        with trace.recording(file):
+            for i in range(100):
+                await ch.send(i)
+        ch.close()
+        await waits.send(0)
+
+    with trace.FlightRecorder():
+        gofer.run(main, procs=2)
+    t = trace.load(file)
+    names = sorted(g.name.rpartition(".")[2] for g in t.goroutines)
+    assert names == ["busy", "main", "quiet"]
+    assert summarise(t).alive == 3
+
+
 def test_snapshots_while_all_is_moving(tmp_path: Path) -> None:
     async def snap() -> None:
         for i in range(8):

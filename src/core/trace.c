@@ -240,8 +240,8 @@ static void buf_begin(TraceThread *t, TraceBuf *b)
     t->end = b->data + TRACE_BUF;
 }
 
-/* tracer.lock. Unless tracing has been switched off meanwhile. */
-void trace_next_period(void)
+/* Its start. Unless tracing has been switched off meanwhile. */
+uint64_t trace_next_period(void)
 {
     uint64_t start = ticks();
     uint32_t now = atomic_load(&sched.trace_period);
@@ -250,6 +250,7 @@ void trace_next_period(void)
         tracer.periods.bytes = 0;
         tracer.periods.begun_ns = nanotime();
     }
+    return start;
 }
 
 /* tracer.lock. The buffer is the writer's now, or nobody's. */

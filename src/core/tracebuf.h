@@ -94,7 +94,7 @@ bool trace_tsc(void); /* ticks are the processor's, not nanoseconds */
 bool bytes_add(Bytes *b, const void *data, size_t n);
 bool bytes_varint(Bytes *b, uint64_t v);
 void trace_tables_clear(void);     /* attached; no lock */
-void trace_next_period(void);      /* tracer.lock */
+uint64_t trace_next_period(void);  /* tracer.lock */
 void trace_thread_leave(void);     /* this thread has nothing more to say */
 void trace_status_of_silent(void); /* attached: goroutines that no event has named so far */
 void trace_sample(void);

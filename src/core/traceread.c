@@ -661,12 +661,23 @@ static void repair(Story *s)
     }
 }
 
+static uint64_t life_key(const Story *s, uint64_t id)
+{
+    return id | (uint64_t)(s->run & 0x3ff) << 54;
+}
+
+/* Index + 1; 0: it has not been heard of. */
+static uint32_t life_known(Story *s, uint64_t id)
+{
+    uint32_t g = map_get(&s->ids, life_key(s, id));
+    return g != 0 && life_at(s, g - 1)->run == s->run ? g : 0;
+}
+
 /* Index + 1; 0: no memory. */
 static uint32_t life_of(Story *s, uint64_t id)
 {
-    uint64_t key = id | (uint64_t)(s->run & 0x3ff) << 54;
-    uint32_t g = map_get(&s->ids, key);
-    if (g != 0 && life_at(s, g - 1)->run == s->run) {
+    uint32_t g = life_known(s, id);
+    if (g != 0) {
         return g;
     }
     Life new = {.id = id,
@@ -677,7 +688,7 @@ static uint32_t life_of(Story *s, uint64_t id)
                 .p = -1,
                 .notified_p = -1};
     g = (uint32_t)(s->lives.len / sizeof(Life)) + 1;
-    return vec_add(&s->lives, &new, sizeof new) && map_put(&s->ids, key, g) ? g : 0;
+    return vec_add(&s->lives, &new, sizeof new) && map_put(&s->ids, life_key(s, id), g) ? g : 0;
 }
 
 static void count(Story *s, int state, int by)
@@ -992,11 +1003,16 @@ static bool on_status(Story *s, const Event *e, const int64_t *a, int64_t now)
     return true;
 }
 
+static bool about_a_goroutine(int kind)
+{
+    return kind >= EV_GO_STATUS && kind <= EV_GO_END;
+}
+
 static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
 {
     Thread *t = &s->threads[e->thread];
     uint32_t g = 0, th;
-    if (e->kind >= EV_GO_STATUS && e->kind <= EV_GO_END && (g = life_of(s, (uint64_t)a[0])) == 0) {
+    if (about_a_goroutine(e->kind) && (g = life_of(s, (uint64_t)a[0])) == 0) {
         return false;
     }
     Life *life = g != 0 ? life_at(s, g - 1) : NULL;
@@ -1067,6 +1083,57 @@ static bool on_event(Story *s, const Event *e, const int64_t *a, int64_t now)
     default:
         return true;
     }
+}
+
+/* The trace begins here: at events[at], in order. What came before serves to know what state things were in, but may
+ * have gaps: a goroutine may have ended in one of them. All that live are heard of again, if only because the snapshot
+ * names them: forget the others, and count anew. `owners`: the goroutines of the events so far. */
+static bool forget_the_dead(Story *s, const File *f, const Event **events, size_t at,
+                            uint32_t *owners)
+{
+    size_t total = f->events.len / sizeof(Event);
+    uint32_t n = (uint32_t)(s->lives.len / sizeof(Life)), kept = 0;
+    uint32_t *now = calloc((size_t)n + 1, sizeof *now); /* index + 1 before -> index + 1 */
+    if (now == NULL) {
+        PyErr_NoMemory();
+        return false;
+    }
+    for (size_t i = at; i < total && events[i]->kind != EV_RUN_BEGIN; i++) {
+        if (about_a_goroutine(events[i]->kind)) {
+            const int64_t *args = (const int64_t *)f->args.data + events[i]->at;
+            uint32_t g = life_known(s, (uint64_t)args[0]);
+            now[g] = g;
+        }
+    }
+    bool ok = true;
+    Map ids = {0};
+    for (uint32_t i = 0; ok && i < n; i++) {
+        const Life *g = life_at(s, i);
+        if (now[i + 1] == 0) {
+            count(s, g->state, -1);
+            continue;
+        }
+        ok = map_put(&ids, life_key(s, g->id), kept + 1);
+        *life_at(s, kept) = *g;
+        now[i + 1] = ++kept;
+    }
+    map_free(&s->ids);
+    s->ids = ids;
+    s->lives.len = kept * sizeof(Life);
+    s->run_first = 0;
+    for (uint32_t i = 0; i < kept; i++) {
+        Life *g = life_at(s, i);
+        g->by = now[g->by];
+        g->notified_by = now[g->notified_by];
+    }
+    for (uint32_t i = 0; i <= f->max_thread; i++) {
+        s->threads[i].curg = now[s->threads[i].curg];
+    }
+    for (size_t i = 0; i < at; i++) {
+        owners[i] = now[owners[i]];
+    }
+    free(now);
+    return ok;
 }
 
 /* ---- figures ---- */
@@ -1222,8 +1289,17 @@ static bool tell_story(PyObject *d, const File *f, Story *s, const Event **order
     Time ahead = time;
     s->t0 = s->clip = f->from > time.clocks[0].ticks ? to_ns(&ahead, f->from) : 0;
     int64_t now = 0;
+    uint32_t *owners = ok ? (uint32_t *)PyBytes_AS_STRING(gs) : NULL;
+    bool begun = s->t0 == 0;
     for (size_t i = 0; ok && i < n; i++) {
         const Event *e = order[i];
+        if (!begun && e->ticks >= f->from) {
+            begun = true;
+            if (!forget_the_dead(s, f, order, i, owners)) {
+                ok = false;
+                break;
+            }
+        }
         const int64_t *args = (const int64_t *)f->args.data + e->at;
         now = to_ns(&time, e->ticks);
         s->event = i;
@@ -1233,11 +1309,11 @@ static bool tell_story(PyObject *d, const File *f, Story *s, const Event **order
         PyBytes_AS_STRING(kinds)[i] = (char)e->kind;
         memcpy(PyBytes_AS_STRING(threads) + i * 4, &e->thread, 4);
         memcpy(PyBytes_AS_STRING(ats) + i * 4, &e->at, 4);
-        memcpy(PyBytes_AS_STRING(gs) + i * 4, &g, 4);
+        owners[i] = g;
         ok = on_event(s, e, args, now);
     }
     bins_to(s, s->t1);
-    ok = ok && run_over(s, s->t1);
+    ok = ok && (begun || forget_the_dead(s, f, order, n, owners)) && run_over(s, s->t1);
     for (uint32_t i = 0; ok && i <= f->max_thread; i++) {
         ok = held_end(s, i, s->t1);
     }

@@ -338,19 +338,22 @@ static void end_old_period(int64_t now_ns)
     unlock(&tracer.lock);
 }
 
-/* What the recorder remembers without gaps, and with names: from the first whole period on. */
+/* Where a period began: the last in which the window does, or else the first of which nothing has been let go of. 0: the
+ * recorder remembers all. */
 static uint64_t ring_begin(void)
 {
-    uint64_t begin = window_begin(), found = UINT64_MAX;
+    uint64_t begin = window_begin(), whole = UINT64_MAX, found = 0;
     lock(&tracer.lock);
     uint32_t n = tracer.periods.n < PERIODS ? tracer.periods.n : PERIODS;
-    for (uint32_t i = 0; w.ring_from > 0 && i < n; i++) {
+    for (uint32_t i = 0; i < n; i++) {
         uint64_t start = tracer.periods.starts[i];
-        found = start >= w.ring_from && start < found ? start : found;
+        if (start >= w.ring_from) {
+            whole = start < whole ? start : whole;
+            found = start <= begin && start > found ? start : found;
+        }
     }
     unlock(&tracer.lock);
-    found = found != UINT64_MAX ? found : w.ring_from;
-    return begin > found && begin > w.begun.ticks ? begin : found;
+    return found > 0 || w.ring_from == 0 ? found : whole != UINT64_MAX ? whole : w.ring_from;
 }
 
 static void *writer(void *Py_UNUSED(arg))
@@ -468,9 +471,10 @@ static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     bool recording = w.started;
     Sink s = {.fd = fd, .exact = !recording};
-    if (recording) {
-        trace_status_of_silent();
-        s.from = trace_ticks();
+    if (recording) { /* all say anew who they are */
+        lock(&tracer.lock);
+        s.from = trace_next_period();
+        unlock(&tracer.lock);
     }
     else {
         prepare();
@@ -495,6 +499,9 @@ static PyObject *core_trace_stop(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a
     bool last = !w.ring_on;
     if (last) {
         end();
+    }
+    else {
+        trace_status_of_silent();
     }
     uint64_t lost;
     Sink *s = &w.file, done;

@@ -29,7 +29,7 @@ def handlers() -> Iterator[None]:
     try:
         yield
         assert [signal.getsignal(s) for s in before] == [catch, catch]
-        assert not signals._listeners
+        assert not signals.awaited()
     finally:
         signals._listeners.clear()  # if the test failed
         signals._before.clear()
@@ -220,6 +220,35 @@ def test_bad_use_changes_nothing() -> None:
     assert caught == [USR1]
 
 
+def test_a_handler_may_begin_and_cease_to_listen_while_others_do() -> None:
+    """At any point of theirs: it runs in the middle of what the main thread does."""
+    inner: list[gofer.RecvChan[signal.Signals]] = []
+
+    def handler(signum: int, frame: object) -> None:
+        inner.append(signals.notify(USR1))
+        if len(inner) % 2:
+            signals.stop(inner.pop())
+
+    async def main() -> None:
+        for _ in range(300):
+            timer = threading.Timer(0.0001, send, [USR2])
+            timer.start()
+            while timer.is_alive():
+                ch = signals.notify(USR1)
+                send(USR1)
+                assert await ch.recv() == USR1
+                signals.stop(ch)
+            timer.join()
+        for ch in inner:
+            assert ready(ch)
+            signals.stop(ch)
+        await ours()
+
+    signal.signal(USR2, handler)
+    gofer.run(main, procs=2)
+    signal.signal(USR2, catch)
+
+
 def test_any_goroutine_may_ask(procs: int) -> None:
     async def listener() -> None:
         await gofer.gosched()
@@ -330,7 +359,7 @@ def test_it_listens_on_when_the_contexts_of_the_caller_are_over(procs: int) -> N
         send(USR1)
         await ctx.done.recv_ok()
         assert ctx.cause() == "SIGUSR1 signal received"
-        await until(lambda: not signals._listeners)
+        await until(lambda: not signals.awaited())
 
     gofer.run(main, procs=procs)
 

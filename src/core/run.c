@@ -38,6 +38,7 @@ void error_forked(void)
 static void in_forked_child(void)
 {
     trace_forked();
+    maincall_forked();
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
         if (tls_m != NULL) {
@@ -1138,56 +1139,6 @@ static PyObject *core_m_idents(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
     return set;
 }
 
-/* ---- code that only the main thread may run ---- */
-
-typedef struct {
-    PyObject *fn, *exc;
-    Note note;
-} MainCall;
-
-static int main_call(void *arg)
-{
-    MainCall *call = arg;
-    PyObject *r = PyObject_CallNoArgs(call->fn);
-    call->exc = r == NULL ? compat_take_exception() : NULL;
-    Py_XDECREF(r);
-    note_wake(&call->note);
-    return 0;
-}
-
-/* call_on_main_thread(fn, ident of that thread). Waits, and raises what fn raised. */
-static PyObject *core_call_on_main_thread(PyObject *Py_UNUSED(mod), PyObject *args)
-{
-    MainCall call = {0};
-    unsigned long ident;
-    if (!PyArg_ParseTuple(args, "Ok", &call.fn, &ident)) {
-        return NULL;
-    }
-    lock(&sched.lock);
-    bool m0_is_main = sched.m0 != NULL && sched.m0->ident == ident;
-    unlock(&sched.lock);
-    if (!m0_is_main) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "signals reach Python on its main thread only: call gofer.run() there");
-        return NULL;
-    }
-    if (Py_AddPendingCall(main_call, &call) < 0) {
-        PyErr_SetString(PyExc_RuntimeError,
-                        "the main thread has too many calls pending: try again");
-        return NULL;
-    }
-    signal_m0(); /* it may sleep */
-    Py_BEGIN_ALLOW_THREADS
-    while (!note_sleep(&call.note, TIME_NEVER)) {
-    }
-    Py_END_ALLOW_THREADS
-    if (call.exc != NULL) {
-        compat_raise(call.exc);
-        return NULL;
-    }
-    Py_RETURN_NONE;
-}
-
 static void count_live(M *m, int64_t n[LIVE_KINDS])
 {
     for (int i = 0; i < LIVE_KINDS; i++) {
@@ -1266,7 +1217,6 @@ PyMethodDef run_methods[] = {
     {"set_async_preempt", core_set_async_preempt, METH_O, NULL},
     {"interrupted", core_interrupted, METH_NOARGS, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
-    {"call_on_main_thread", core_call_on_main_thread, METH_VARARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},
     {NULL},
 };

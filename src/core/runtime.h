@@ -1171,6 +1171,10 @@ void quit_unwatch(void);        /* detached. Does not return if it has come */
 int64_t quit_look(int64_t now); /* by sysmon; when to come again */
 extern PyMethodDef quit_methods[];
 
+/* maincall.c */
+extern PyMethodDef maincall_methods[];
+void maincall_forked(void); /* in the child */
+
 extern PyMethodDef leaks_methods[]; /* leaks.c */
 
 /* ---- stall.c ----------------------------------------------------------------------------------- */

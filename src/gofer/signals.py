@@ -20,14 +20,15 @@ from gofer._errors import ChannelClosed, WouldBlock
 
 __all__ = ["notify", "notify_context", "stop"]
 
-_lock = threading.RLock()  # a handler may run while this thread holds it
-_listeners: dict[int, list[Chan[signal.Signals]]] = {}
-_before: dict[int, Any] = {}  # the handlers that were there
+# All of this is the main thread's. Handlers of the program's own run there at any boundary and may
+# call notify() or stop(): each step below holds if they do.
+_listeners: dict[int, dict[RecvChan[signal.Signals], Chan[signal.Signals]]] = {}
+_before: dict[int, Any] = {}  # the handlers that were there when they began to listen
 _of_contexts: set[RecvChan[signal.Signals]] = set()  # those that nobody but us can stop
 
 
 def _deliver(signum: int, frame: types.FrameType | None) -> None:
-    for ch in list(_listeners.get(signum, ())):
+    for ch in list(_listeners[signum].values()):
         try:
             ch.send_nowait(signal.Signals(signum))
         except (WouldBlock, ChannelClosed):  # one is waiting to be received: they coalesce
@@ -36,12 +37,18 @@ def _deliver(signum: int, frame: types.FrameType | None) -> None:
 
 def _on_main_thread(fn: Callable[[], None]) -> None:
     """Python lets only the main thread change handlers."""
-    if threading.current_thread() is threading.main_thread():
-        fn()
-    else:
-        ident = threading.main_thread().ident
-        assert ident is not None
-        _core.call_on_main_thread(fn, ident)
+    ident = threading.main_thread().ident
+    assert ident is not None
+    _core.call_on_main_thread(fn, ident)
+
+
+def _follow(signum: int) -> None:
+    """Handle this signal exactly as long as somebody listens."""
+    while bool(_listeners[signum]) != (signal.getsignal(signum) is _deliver):
+        if not _listeners[signum]:
+            signal.signal(signum, _before[signum])
+        elif (handler := signal.signal(signum, _deliver)) is not _deliver:
+            _before[signum] = handler
 
 
 def _check(signals: tuple[int, ...]) -> list[signal.Signals]:
@@ -67,11 +74,9 @@ def notify(*signals: int, capacity: int = 1) -> RecvChan[signal.Signals]:
     ch: Chan[signal.Signals] = Chan(capacity)
 
     def install() -> None:
-        with _lock:
-            for s in wanted:
-                if s not in _before:
-                    _before[s] = signal.signal(s, _deliver)
-                _listeners.setdefault(s, []).append(ch)
+        for s in wanted:
+            _listeners.setdefault(s, {})[ch.receiver] = ch
+            _follow(s)
 
     _on_main_thread(install)
     return ch.receiver
@@ -85,12 +90,9 @@ def stop(ch: RecvChan[signal.Signals]) -> None:
     """
 
     def remove() -> None:
-        with _lock:
-            for s, channels in list(_listeners.items()):
-                channels[:] = [c for c in channels if c.receiver != ch]
-                if not channels:
-                    del _listeners[s]
-                    signal.signal(s, _before.pop(s))
+        for s, channels in list(_listeners.items()):
+            if channels.pop(ch, None) is not None:
+                _follow(s)
         _core.quit_watch()  # if SIGQUIT was one of them
 
     _on_main_thread(remove)
@@ -130,7 +132,7 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
 
 def awaited() -> bool:
     """Whether a signal could still wake a goroutine: then there is no deadlock."""
-    return bool(_listeners)
+    return any(_listeners.values())
 
 
 @contextlib.contextmanager

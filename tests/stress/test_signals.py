@@ -1,4 +1,4 @@
-"""A signal that arrives just as the thread that handles it goes to sleep."""
+"""Signals that arrive just as the thread that handles them goes to sleep, or has others to do."""
 
 import os
 import random
@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import gofer
+from gofer import signals
 from tests.support import rounds, thread
 
 
@@ -48,3 +49,31 @@ def test_no_signal_is_lost_while_main_goes_to_sleep(procs: int) -> None:
     finally:
         signal.signal(signal.SIGUSR1, before)
         main_goroutine.clear()
+
+
+def test_many_begin_and_cease_to_listen(procs: int) -> None:
+    """On the main thread, and on others in the middle of that."""
+
+    def handler(signum: int, frame: object) -> None:
+        pass
+
+    async def listener() -> None:
+        await gofer.gosched()
+        for _ in range(5):
+            ch = signals.notify(signal.SIGUSR1)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            assert await ch.recv() == signal.SIGUSR1
+            signals.stop(ch)
+
+    async def main() -> None:
+        for _ in rounds():
+            async with gofer.Group() as group:
+                for _ in range(4):
+                    group.go(listener)
+            assert signal.getsignal(signal.SIGUSR1) is handler
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        gofer.run(main, procs=procs)
+    finally:
+        signal.signal(signal.SIGUSR1, before)

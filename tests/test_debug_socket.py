@@ -346,8 +346,8 @@ def test_many_names_are_taken_for_one_function(place: Path) -> None:
         """
     with waiting_program(place, source) as process:
         (answer,) = ask(socket_of(place, process.pid), b'{"get": "goroutines"}')
-    groups = {group["name"]: group["count"] for group in answer["result"]["groups"]}
-    assert groups["worker-#"] == 1000
+    groups = answer["result"]["groups"]  # several: they may not all have begun
+    assert sum(group["count"] for group in groups if group["name"] == "worker-#") == 1000
 
 
 # --- Whom it refuses -----------------------------------------------------------------------------

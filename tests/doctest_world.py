@@ -299,6 +299,10 @@ class World:
         return self.world
 
     async def __aexit__(self, *exc: Any) -> None:
+        for _ in range(1000):  # who has been started needs the world
+            if all(g.state != "runnable" for g in gofer.runtime.goroutines()):
+                break
+            await gofer.sleep(0.001)
         self.world.clear()  # connections that nobody holds are closed
         await self.stack.__aexit__(*exc)
 

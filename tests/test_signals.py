@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,8 +32,6 @@ def handlers() -> Iterator[None]:
         assert [signal.getsignal(s) for s in before] == [catch, catch]
         assert not signals.awaited()
     finally:
-        signals._listeners.clear()  # if the test failed
-        signals._before.clear()
         for s, handler in before.items():
             signal.signal(s, handler)
 
@@ -247,6 +246,89 @@ def test_a_handler_may_begin_and_cease_to_listen_while_others_do() -> None:
     signal.signal(USR2, handler)
     gofer.run(main, procs=2)
     signal.signal(USR2, catch)
+
+
+def test_what_a_handler_raises_is_not_for_whoever_listens_meanwhile() -> None:
+    """A thread asks the main thread to change handlers; that is interrupted, and carries it out."""
+    raised = []
+    ready = threading.Event()
+
+    class Raised(Exception):
+        pass
+
+    def handler(signum: int, frame: object) -> None:
+        raised.append(signum)
+        raise Raised
+
+    def foreign() -> None:
+        ready.wait()
+        while not raised:
+            ch = signals.notify(USR1)
+            send(USR2)
+            signals.stop(ch)
+
+    def compute() -> None:
+        ready.set()
+        while True:
+            pass
+
+    def main() -> None:
+        with thread(foreign) as t:
+            with pytest.raises(Raised):
+                compute()
+            while t.is_alive():
+                time.sleep(0.001)
+
+    signal.signal(USR2, handler)
+    gofer.run(main)
+    signal.signal(USR2, catch)
+    assert len(raised) == 1
+
+
+def test_handlers_that_are_not_pythons_come_back() -> None:
+    end = run_program(
+        """
+        import faulthandler, os, signal
+        from gofer import signals
+        faulthandler.enable()
+        ch = signals.notify(signal.SIGABRT)
+        signals.stop(ch)
+        os.abort()
+        """
+    )
+    assert end.returncode == -signal.SIGABRT
+    assert "Fatal Python error: Aborted" in end.stderr
+
+
+def test_a_handler_of_a_run_does_not_come_back_after_it() -> None:
+    listens = []
+
+    async def main() -> None:
+        listens.append(signals.notify(signal.SIGINT))
+
+    gofer.run(main)
+    signals.stop(listens[0])
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_destructors_may_stop_while_the_run_ends() -> None:
+    class Guard:
+        def __init__(self) -> None:
+            self.ch = signals.notify(USR1)
+
+        def __del__(self) -> None:
+            signals.stop(self.ch)
+
+    async def worker() -> None:
+        guard = Guard()
+        await sleep_long()
+        del guard
+
+    async def main() -> None:
+        await parked(*[gofer.go(worker) for _ in range(4)])
+
+    for _ in range(20):
+        gofer.run(main, procs=4)
 
 
 def test_any_goroutine_may_ask(procs: int) -> None:

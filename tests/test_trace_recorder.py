@@ -11,7 +11,7 @@ from gofer import trace
 from gofer._trace.summary import summarise
 from gofer._trace.validate import validate
 from tests import trace_support
-from tests.support import TINY, run_program
+from tests.support import TINY, parked, run_program
 from tests.trace_support import PROGRAMS, Program, ping_pong
 
 
@@ -140,6 +140,25 @@ def test_a_trace_beside_the_recorder_names_who_lives(file: Path) -> None:
     names = sorted(g.name.rpartition(".")[2] for g in t.goroutines)
     assert names == ["busy", "main", "quiet"]
     assert summarise(t).alive == 3
+
+
+def test_a_recorder_beside_a_trace_names_who_lives(file: Path, tmp_path: Path) -> None:
+    async def quiet(ch: gofer.Chan[int]) -> None:
+        await ch.recv()
+
+    async def main() -> None:
+        waits: gofer.Chan[int] = gofer.Chan()
+        g = gofer.go(quiet, waits)
+        await parked(g)
+        with trace.FlightRecorder() as recorder:
+            await gofer.sleep(0.001)
+            recorder.snapshot(file)
+        await waits.send(0)
+
+    with trace.recording(tmp_path / "whole"):
+        gofer.run(main, procs=2)
+    t = trace.load(file)
+    assert sorted(g.name.rpartition(".")[2] for g in t.goroutines) == ["main", "quiet"]
 
 
 def test_snapshots_while_all_is_moving(tmp_path: Path) -> None:

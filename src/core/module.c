@@ -135,8 +135,7 @@ static int module_exec(PyObject *mod)
         PyModule_AddFunctions(mod, dump_methods) < 0 ||
         PyModule_AddFunctions(mod, preempt_methods) < 0 ||
         PyModule_AddFunctions(mod, schedtrace_methods) < 0 ||
-        PyModule_AddFunctions(mod, quit_methods) < 0 ||
-        PyModule_AddFunctions(mod, maincall_methods) < 0 ||
+        PyModule_AddFunctions(mod, signals_methods) < 0 ||
         PyModule_AddFunctions(mod, leaks_methods) < 0 ||
         PyModule_AddFunctions(mod, stall_methods) < 0 ||
         PyModule_AddFunctions(mod, configure_method) < 0 ||

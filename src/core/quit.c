@@ -143,17 +143,3 @@ int64_t quit_look(int64_t now)
     }
     return since_ns + (state == QUIT_STARTED ? ATTACH_NS : WRITE_NS);
 }
-
-/* quit_watch(): a handler has been taken away. */
-static PyObject *core_quit_watch(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
-{
-    if (atomic_load(&sched.running) == RUN_ON && !atomic_load(&sched.exiting)) {
-        quit_watch();
-    }
-    Py_RETURN_NONE;
-}
-
-PyMethodDef quit_methods[] = {
-    {"quit_watch", core_quit_watch, METH_NOARGS, NULL},
-    {NULL},
-};

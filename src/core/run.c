@@ -38,7 +38,7 @@ void error_forked(void)
 static void in_forked_child(void)
 {
     trace_forked();
-    maincall_forked();
+    signals_forked();
     if (atomic_load(&sched.running)) {
         atomic_store(&sched.forked, 1);
         if (tls_m != NULL) {
@@ -629,12 +629,38 @@ static void bury_the_rest(M *m, bool alone)
 
 /* ---- run ---- */
 
-/* Wait for the other Ms to end. False: one is still in user code after `patience_ns`. Detached. */
+/* They may wait for the main thread, in their destructors too. Sleeps, detached, for 5 ms or until `m` has ended: then
+ * true. `m` NULL: for 1 ms. */
+static bool join_m(const M *m)
+{
+    int error = ETIMEDOUT;
+    Py_BEGIN_ALLOW_THREADS
+    if (m == NULL) {
+        usleep(1000);
+    }
+    else {
+        struct timespec until;
+        clock_gettime(CLOCK_REALTIME, &until);
+        until.tv_nsec += 5000000;
+        until.tv_sec += until.tv_nsec / NS_PER_S;
+        until.tv_nsec %= NS_PER_S;
+        error = pthread_timedjoin_np(m->thread, NULL, &until);
+    }
+    Py_END_ALLOW_THREADS
+    if (error == ETIMEDOUT && tls_m != NULL && tls_m == sched.m0 && signals_serve() < 0) {
+        run_fail(compat_take_exception());
+    }
+    return error == 0;
+}
+
+/* Wait for the other Ms to end. False: one is still in user code after `patience_ns`. Attached. */
 static bool join_ms(int64_t patience_ns)
 {
     int64_t until = patience_ns == TIME_NEVER ? TIME_NEVER : nanotime() + patience_ns;
+    Py_BEGIN_ALLOW_THREADS
     sysmon_stop();
     preempt_stop();
+    Py_END_ALLOW_THREADS
     for (;;) {
         lock(&sched.lock);
         bool alone = sched.nm <= 1;
@@ -645,7 +671,7 @@ static bool join_ms(int64_t patience_ns)
         if (nanotime() > until) {
             return false;
         }
-        usleep(1000);
+        join_m(NULL);
     }
     for (;;) {
         lock(&sched.lock);
@@ -654,7 +680,8 @@ static bool join_ms(int64_t patience_ns)
         if (m == NULL) {
             break;
         }
-        pthread_join(m->thread, NULL);
+        while (!join_m(m)) {
+        }
         lock(&sched.lock);
         sched.allm = m->all_next;
         g_count_fold(m);
@@ -706,9 +733,7 @@ static bool begin(bool *stuck)
         return true;
     }
     if (was == RUN_STUCK && atomic_compare_exchange_strong(&sched.running, &was, RUN_STARTING)) {
-        Py_BEGIN_ALLOW_THREADS
         *stuck = join_ms(0);
-        Py_END_ALLOW_THREADS
         if (*stuck) {
             return true;
         }
@@ -845,8 +870,8 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     Py_BEGIN_ALLOW_THREADS
     quit_unwatch();
-    alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     Py_END_ALLOW_THREADS
+    alone = join_ms(atomic_load(&sched.aborted) ? NS_PER_S : TIME_NEVER);
     if (atomic_load(&sched.aborted)) {
         bury_the_rest(m, alone);
     }

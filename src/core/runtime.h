@@ -55,8 +55,9 @@ enum {
 #define CACHE_PAIR     128        /* two lines: processors fetch the neighbour along */
 #define SLICE_NS       10000000LL /* 10 ms */
 #define SIGNAL_LOOK_NS 100000000LL
-#define SYSMON_MIN_NS  20000LL   /* how often sysmon looks, when things move */
-#define SYSMON_MAX_NS  2000000LL /* ... and when they do not */
+#define SYSMON_MIN_NS  20000LL    /* how often sysmon looks, when things move */
+#define SYSMON_MAX_NS  2000000LL  /* ... and when they do not */
+#define SYSMON_CALM_NS 10000000LL /* ... nor have for a second, see sysmon() */
 #define PREEMPT_LEAD_NS \
     (HAVE_GIL ? 5000000LL : 0)          /* we get the GIL so late, see sys.setswitchinterval */
 #define PREEMPT_PATIENCE_NS 100000000LL /* for a goroutine to stop */
@@ -1169,11 +1170,12 @@ extern PyMethodDef schedtrace_methods[];
 void quit_watch(void);          /* from now on SIGQUIT is ours, if it is nobody's */
 void quit_unwatch(void);        /* detached. Does not return if it has come */
 int64_t quit_look(int64_t now); /* by sysmon; when to come again */
-extern PyMethodDef quit_methods[];
 
-/* maincall.c */
-extern PyMethodDef maincall_methods[];
-void maincall_forked(void); /* in the child */
+/* signals.c */
+extern PyMethodDef signals_methods[];
+void signals_forked(void); /* in the child */
+int signals_serve(
+    void); /* the main thread: what others have asked of it. -1: exception, of a handler */
 
 extern PyMethodDef leaks_methods[]; /* leaks.c */
 

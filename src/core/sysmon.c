@@ -167,14 +167,19 @@ static bool take(P *p, M *m, uint64_t owner, bool blocked, int64_t now, int64_t 
     return false;
 }
 
-/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. `idle`: there were idle Ps. Returns how many. */
-static int retake(int64_t now, bool idle)
+typedef struct {
+    int taken;
+    bool user, stay; /* a P was in user code; and in the same slice at the last look */
+} Looked;
+
+/* Take Ps whose Ms block, or have been computing for too long, if there is work for them. `idle`: there were idle Ps. */
+static Looked retake(int64_t now, bool idle)
 {
     /* A slice that we see for the first time began since the last look. */
     static int64_t last_ns;
     int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
     last_ns = now;
-    int taken = 0;
+    Looked found = {0};
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -183,6 +188,7 @@ static int retake(int64_t now, bool idle)
             seen[i].owner = 0;
             continue;
         }
+        found.user = true;
         M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
         int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
@@ -193,6 +199,7 @@ static int retake(int64_t now, bool idle)
             seen[i].asked_ns = 0;
         }
         else {
+            found.stay = true;
             bool blocked = is_blocked(i, m, cpu, now);
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
@@ -213,14 +220,14 @@ static int retake(int64_t now, bool idle)
                 if (!blocked && atomic_load(&numa_pinning)) {
                     numa_release(m);
                 }
-                taken++;
+                found.taken++;
                 continue;
             }
         }
         seen[i].looked_ns = now;
         seen[i].cpu_ns = cpu;
     }
-    return taken;
+    return found;
 }
 
 /* The CPUs that we may use, or the quota, may have changed. */
@@ -243,12 +250,43 @@ static bool fall_asleep(void)
     return idle;
 }
 
+/* In looks without anything to take: a millisecond of them; so many more that it may sleep; and a second. */
+enum { QUIET = 50, QUIET_SLEEP = 70, QUIET_CALM = 550 };
+
+/* How long until the next look. Each may cost somebody a core for a moment: the kernel, finding us on the core where a
+ * thread ran last, wakes that on another. Where for a second every goroutine has come back before the next look, and
+ * now all have, the next can wait; else it comes soon enough to see the same slice again. */
+static int64_t next_look(Looked found, int *quiet)
+{
+    int64_t fixed = atomic_load(&sysmon_fixed_ns);
+    if (fixed > 0) {
+        return fixed;
+    }
+    if (found.taken > 0) {
+        *quiet = 0;
+    }
+    else if (found.stay && *quiet > QUIET_SLEEP) {
+        *quiet = QUIET_SLEEP;
+    }
+    else if (*quiet < QUIET_CALM) {
+        ++*quiet;
+    }
+    if (*quiet == QUIET_CALM && !found.user && !atomic_load(&sched.draining)) {
+        return SYSMON_CALM_NS;
+    }
+    int doublings = *quiet < QUIET         ? 0
+                    : *quiet < QUIET_SLEEP ? *quiet - QUIET
+                                           : QUIET_SLEEP - QUIET;
+    int64_t delay = SYSMON_MIN_NS << doublings;
+    return delay < SYSMON_MAX_NS ? delay : SYSMON_MAX_NS;
+}
+
 static void *sysmon(void *Py_UNUSED(arg))
 {
     prctl(PR_SET_NAME, "gofer-sysmon", 0, 0, 0);
     numa_watched();
-    int64_t next_refresh = nanotime() + NS_PER_S, delay = SYSMON_MIN_NS;
-    int quiet = 0; /* looks without anything to take */
+    int64_t next_refresh = nanotime() + NS_PER_S;
+    int quiet = 0, awake = 0; /* looks: without anything to take; since the last deep sleep */
     while (!atomic_load(&stopping)) {
         int64_t now = nanotime();
         clock_tick(now);
@@ -283,20 +321,12 @@ static void *sysmon(void *Py_UNUSED(arg))
             wakep();
         }
 #endif
-        int64_t fixed = atomic_load(&sysmon_fixed_ns);
-        if (retake(now, idle) > 0) {
-            quiet = 0;
-            delay = SYSMON_MIN_NS;
-        }
-        else if (++quiet > 50) { /* 1 ms */
-            delay = delay * 2 < SYSMON_MAX_NS ? delay * 2 : SYSMON_MAX_NS;
-        }
-        delay = fixed > 0 ? fixed : delay;
-        if (quiet < 70 || !fall_asleep()) {
+        int64_t delay = next_look(retake(now, idle), &quiet);
+        if (quiet < QUIET_SLEEP || ++awake < 10 || !fall_asleep()) {
             next = now + delay < next ? now + delay : next;
         }
         else {
-            quiet = 60; /* when woken, not every 20 us: it wakes often if we get here often */
+            awake = 0; /* whoever takes a P wakes us: not each time */
         }
         int64_t wait = next - now;
         struct timespec timeout = {wait / NS_PER_S, wait % NS_PER_S};

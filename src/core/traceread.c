@@ -645,6 +645,7 @@ typedef struct {
     uint64_t repairs;
     uint64_t repaired_at; /* the first one */
     size_t event;
+    bool begun;                   /* what came before has no spans */
     int32_t count[5], (*bins)[5]; /* goroutines in each state: now, and at the end of each bin */
     size_t bin;
 } Story;
@@ -762,7 +763,7 @@ static bool span_end(Story *s, Life *g, int64_t now)
         return true;
     }
     int64_t start = g->since > s->clip ? g->since : s->clip;
-    if (now < start) {
+    if (now < start || !s->begun) {
         return true;
     }
     Span span = {start,     now,      (uint32_t)(g - (Life *)s->lives.data),
@@ -1290,11 +1291,11 @@ static bool tell_story(PyObject *d, const File *f, Story *s, const Event **order
     s->t0 = s->clip = f->from > time.clocks[0].ticks ? to_ns(&ahead, f->from) : 0;
     int64_t now = 0;
     uint32_t *owners = ok ? (uint32_t *)PyBytes_AS_STRING(gs) : NULL;
-    bool begun = s->t0 == 0;
+    s->begun = s->t0 == 0;
     for (size_t i = 0; ok && i < n; i++) {
         const Event *e = order[i];
-        if (!begun && e->ticks >= f->from) {
-            begun = true;
+        if (!s->begun && e->ticks >= f->from) {
+            s->begun = true;
             if (!forget_the_dead(s, f, order, i, owners)) {
                 ok = false;
                 break;
@@ -1313,7 +1314,7 @@ static bool tell_story(PyObject *d, const File *f, Story *s, const Event **order
         ok = on_event(s, e, args, now);
     }
     bins_to(s, s->t1);
-    ok = ok && (begun || forget_the_dead(s, f, order, n, owners)) && run_over(s, s->t1);
+    ok = ok && (s->begun || forget_the_dead(s, f, order, n, owners)) && run_over(s, s->t1);
     for (uint32_t i = 0; ok && i <= f->max_thread; i++) {
         ok = held_end(s, i, s->t1);
     }

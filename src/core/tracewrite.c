@@ -460,6 +460,15 @@ static void end_of_tables(void)
     trace_tables_clear();
 }
 
+/* Something is being written already: from here on, which is returned, all say anew who they are. */
+static uint64_t begin_period(void)
+{
+    lock(&tracer.lock);
+    uint64_t start = trace_next_period();
+    unlock(&tracer.lock);
+    return start;
+}
+
 /* trace_start(fd, info): events go to this file, from now on. */
 static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
 {
@@ -471,12 +480,7 @@ static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     bool recording = w.started;
     Sink s = {.fd = fd, .exact = !recording};
-    if (recording) { /* all say anew who they are */
-        lock(&tracer.lock);
-        s.from = trace_next_period();
-        unlock(&tracer.lock);
-    }
-    else {
+    if (!recording) {
         prepare();
     }
     Py_BEGIN_ALLOW_THREADS
@@ -484,6 +488,9 @@ static PyObject *core_trace_start(PyObject *Py_UNUSED(mod), PyObject *args)
     put_clock(&s, w.begun);
     pthread_mutex_lock(&w.mutex);
     w.file = s;
+    if (recording) {
+        w.file.from = begin_period();
+    }
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS
     if (!recording && !begin()) {
@@ -547,8 +554,8 @@ static PyObject *core_trace_ring_start(PyObject *Py_UNUSED(mod), PyObject *args)
     pthread_mutex_lock(&w.mutex);
     w.ring_window_ns = window;
     w.ring_max = (size_t)bytes;
-    w.ring_from = recording ? trace_ticks() : 0;
     set_periods((size_t)bytes / PERIODS_KEPT);
+    w.ring_from = recording ? begin_period() : 0;
     w.ring_on = true;
     pthread_mutex_unlock(&w.mutex);
     Py_END_ALLOW_THREADS

@@ -115,6 +115,8 @@ class _Interrupts:
     def __exit__(self, *exc: object) -> None:
         if self.installed and signal.getsignal(signal.SIGINT) is self:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+        elif self.installed:
+            _core.handler_gone(signal.SIGINT, self, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,7 @@ import contextlib
 import signal
 import threading
 import types
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from gofer import _core, context
 from gofer._core import Chan, Context, RecvChan
@@ -20,35 +19,22 @@ from gofer._errors import ChannelClosed, WouldBlock
 
 __all__ = ["notify", "notify_context", "stop"]
 
-# All of this is the main thread's. Handlers of the program's own run there at any boundary and may
-# call notify() or stop(): each step below holds if they do.
-_listeners: dict[int, dict[RecvChan[signal.Signals], Chan[signal.Signals]]] = {}
-_before: dict[int, Any] = {}  # the handlers that were there when they began to listen
 _of_contexts: set[RecvChan[signal.Signals]] = set()  # those that nobody but us can stop
 
 
 def _deliver(signum: int, frame: types.FrameType | None) -> None:
-    for ch in list(_listeners[signum].values()):
+    for ch in _core.listeners(signum):
         try:
             ch.send_nowait(signal.Signals(signum))
         except (WouldBlock, ChannelClosed):  # one is waiting to be received: they coalesce
             continue
 
 
-def _on_main_thread(fn: Callable[[], None]) -> None:
-    """Python lets only the main thread change handlers."""
+def _main_thread() -> int:
+    """Python lets only that one change handlers."""
     ident = threading.main_thread().ident
     assert ident is not None
-    _core.call_on_main_thread(fn, ident)
-
-
-def _follow(signum: int) -> None:
-    """Handle this signal exactly as long as somebody listens."""
-    while bool(_listeners[signum]) != (signal.getsignal(signum) is _deliver):
-        if not _listeners[signum]:
-            signal.signal(signum, _before[signum])
-        elif (handler := signal.signal(signum, _deliver)) is not _deliver:
-            _before[signum] = handler
+    return ident
 
 
 def _check(signals: tuple[int, ...]) -> list[signal.Signals]:
@@ -65,20 +51,15 @@ def notify(*signals: int, capacity: int = 1) -> RecvChan[signal.Signals]:
     """A channel that gets every one of these signals that the process gets.
 
     Delivery never waits: when the channel is full, the signal is dropped. Until stop() the signals
-    do nothing else.
+    do nothing else. On another thread than Python's main thread this waits until that one is done
+    with what it calls, since Python changes handlers only there.
 
     >>> ch = signals.notify(signal.SIGHUP)
     >>> signals.stop(ch)
     """
     wanted = _check(signals)
     ch: Chan[signal.Signals] = Chan(capacity)
-
-    def install() -> None:
-        for s in wanted:
-            _listeners.setdefault(s, {})[ch.receiver] = ch
-            _follow(s)
-
-    _on_main_thread(install)
+    _core.listen(tuple(wanted), ch.receiver, ch, _deliver, _main_thread())
     return ch.receiver
 
 
@@ -88,14 +69,7 @@ def stop(ch: RecvChan[signal.Signals]) -> None:
     >>> ch = signals.notify(signal.SIGHUP)
     >>> signals.stop(ch)
     """
-
-    def remove() -> None:
-        for s, channels in list(_listeners.items()):
-            if channels.pop(ch, None) is not None:
-                _follow(s)
-        _core.quit_watch()  # if SIGQUIT was one of them
-
-    _on_main_thread(remove)
+    _core.unlisten(ch, _deliver, _main_thread())
 
 
 def notify_context(*signals: int, parent: Context | None = None) -> Context:
@@ -132,7 +106,7 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
 
 def awaited() -> bool:
     """Whether a signal could still wake a goroutine: then there is no deadlock."""
-    return any(_listeners.values())
+    return _core.listening()
 
 
 @contextlib.contextmanager

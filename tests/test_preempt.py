@@ -21,6 +21,14 @@ needs_monitoring = pytest.mark.skipif(
 TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
 
+@pytest.fixture(autouse=True)
+def as_usual() -> Iterator[None]:
+    """Where GOFER_TEST_SYSMON_US takes the Ps of loops every 50 microseconds, none is ever stopped."""
+    before = _core.set_sysmon(0)
+    yield
+    _core.set_sysmon(before)
+
+
 class Hogs:
     """Loops that never call the runtime, each counting its rounds."""
 

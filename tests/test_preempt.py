@@ -23,7 +23,7 @@ TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
 @pytest.fixture(autouse=True)
 def as_usual() -> Iterator[None]:
-    """Where GOFER_TEST_SYSMON_US takes the Ps of loops every 50 microseconds, none is ever stopped."""
+    """Where GOFER_TEST_SYSMON_US has the Ps of loops taken all the time, none is ever stopped."""
     before = _core.set_sysmon(0)
     yield
     _core.set_sysmon(before)

@@ -259,9 +259,6 @@ enum { QUIET = 50, QUIET_SLEEP = 70, QUIET_CALM = 550 };
 static int64_t next_look(Looked found, int *quiet)
 {
     int64_t fixed = atomic_load(&sysmon_fixed_ns);
-    if (fixed > 0) {
-        return fixed;
-    }
     if (found.taken > 0) {
         *quiet = 0;
     }
@@ -270,6 +267,9 @@ static int64_t next_look(Looked found, int *quiet)
     }
     else if (*quiet < QUIET_CALM) {
         ++*quiet;
+    }
+    if (fixed > 0) {
+        return fixed;
     }
     if (*quiet == QUIET_CALM && !found.user && !atomic_load(&sched.draining)) {
         return SYSMON_CALM_NS;

@@ -514,7 +514,7 @@ static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
             return op_suspend(g, op->kind == CHAN_SEND ? WAIT_SEND : WAIT_RECV, result);
         }
         if (chanop_take_back(op)) {
-            op_raise_if_cancelled(g);
+            op_raise_taken_back(g);
             return PYGEN_ERROR;
         }
     }

@@ -1094,7 +1094,7 @@ static PySendResult ioop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
         return op_suspend(g, WAIT_IO, result); /* a wake-up meant for an earlier wait */
     }
     if (take_back(m, op, false)) {
-        op_raise_if_cancelled(g);
+        op_raise_taken_back(g);
         return PYGEN_ERROR;
     }
     return ioop_send(self, Py_None, result); /* somebody was faster: now it is one of the above */

@@ -348,7 +348,7 @@ static PySendResult waitop_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             return op_suspend(g, WAIT_IO, result); /* a wake-up meant for an earlier wait */
         }
         if (waitop_take_back(op)) {
-            op_raise_if_cancelled(g);
+            op_raise_taken_back(g);
             return PYGEN_ERROR;
         }
         state = atomic_load(&op->state);

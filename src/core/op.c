@@ -109,6 +109,23 @@ bool op_raise_pending(G *g)
     return true;
 }
 
+/* The operation has been taken back, because there was a mark. Whoever ends the run may have taken that since, to raise
+ * Cancelled at the next boundary of this thread (tell() in run.c): it is raised here instead. */
+void op_raise_taken_back(G *g)
+{
+    M *m = tls_m;
+    if (op_raise_if_cancelled(g)) {
+        return;
+    }
+    bool again = m != NULL && m->curg == g && user_leave(m); /* the mark is back */
+    if (again) {
+        atomic_store(&m->user, USER_RUNS);
+    }
+    if (!again || !op_raise_if_cancelled(g)) {
+        PyErr_SetNone(hooks.Cancelled);
+    }
+}
+
 /* Nobody but us holds it, and nobody who caught it (driving a coroutine by hand) left anything in it. */
 static inline bool stop_reusable(PyObject *stop)
 {
@@ -665,7 +682,7 @@ static PySendResult join_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObject
     }
     WHO_CLEAR(op->who); /* not the last: the M that runs us holds one */
     Py_DECREF(op);
-    op_raise_if_cancelled(g);
+    op_raise_taken_back(g);
     return PYGEN_ERROR;
 }
 

@@ -865,6 +865,7 @@ extern _Thread_local G *block_g; /* stands for this thread in block() */
 G *op_begin_slow(M *m, PyObject *op, int used);
 PySendResult op_suspend(G *g, WaitReason why, PyObject **result);
 bool op_raise_pending(G *g);
+void op_raise_taken_back(G *g);
 PySendResult op_yield(G *g, PyObject **result); /* done, but the slice is over: to be resumed */
 bool op_slice_over_slow(M *m);
 void op_error_used(PyObject *op, int state); /* that, or "has been awaited already" */

@@ -499,7 +499,7 @@ static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
             sel->state = OP_DONE;
             Py_CLEAR(sel->g); /* not the last: the M that runs us holds one */
             unlink_cases(sel);
-            op_raise_if_cancelled(g);
+            op_raise_taken_back(g);
             futures_end(sel, -1);
             return PYGEN_ERROR;
         }

@@ -569,7 +569,7 @@ static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
                 op->cancelled = true;
                 return cond_relock(m, g, op, result);
             }
-            op_raise_if_cancelled(g);
+            op_raise_taken_back(g);
             return PYGEN_ERROR;
         }
     }

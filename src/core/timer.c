@@ -436,7 +436,7 @@ static PySendResult sleep_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObjec
     op->used = OP_DONE;
     WHO_CLEAR(op->who); /* not the last: the M that runs us holds one */
     Py_DECREF(op);
-    op_raise_if_cancelled(g);
+    op_raise_taken_back(g);
     return PYGEN_ERROR;
 }
 

@@ -246,3 +246,24 @@ def test_who_is_dead_is_not_counted_any_more(procs: int) -> None:
             assert gofer.num_goroutine() == 1
 
     gofer.run(main, procs=procs)
+
+
+def test_who_waits_when_all_ends_is_cancelled_and_nothing_else(procs: int) -> None:
+    """Some wake up just as those who end the run look for goroutines that compute."""
+    heard: list[type[BaseException]] = []
+
+    def receive() -> None:
+        try:
+            gofer.block(gofer.Chan[int]().recv())
+        except BaseException as exc:
+            heard.append(type(exc))
+            raise
+
+    async def main() -> None:
+        for g in [gofer.go(receive) for _ in range(200)]:
+            await g
+
+    for _ in rounds(20):
+        with pytest.raises(gofer.Deadlock):
+            gofer.run(main, procs=procs)
+    assert set(heard) == {gofer.Cancelled}

@@ -117,7 +117,8 @@ void op_raise_taken_back(G *g)
     if (op_raise_if_cancelled(g)) {
         return;
     }
-    bool again = m != NULL && m->curg == g && user_leave(m); /* the mark is back */
+    bool again = m != NULL && m->curg == g && atomic_load(&m->user) != USER_NONE &&
+                 user_leave(m); /* then the mark is back */
     if (again) {
         atomic_store(&m->user, USER_RUNS);
     }

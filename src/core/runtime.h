@@ -57,7 +57,7 @@ enum {
 #define SIGNAL_LOOK_NS 100000000LL
 #define SYSMON_MIN_NS  20000LL    /* how often sysmon looks, when things move */
 #define SYSMON_MAX_NS  2000000LL  /* ... and when they do not */
-#define SYSMON_CALM_NS 10000000LL /* ... nor have for a second, see sysmon() */
+#define SYSMON_CALM_NS 10000000LL /* ... nor have for a second: see next_look() */
 #define PREEMPT_LEAD_NS \
     (HAVE_GIL ? 5000000LL : 0)          /* we get the GIL so late, see sys.setswitchinterval */
 #define PREEMPT_PATIENCE_NS 100000000LL /* for a goroutine to stop */
@@ -1175,8 +1175,7 @@ int64_t quit_look(int64_t now); /* by sysmon; when to come again */
 /* signals.c */
 extern PyMethodDef signals_methods[];
 void signals_forked(void); /* in the child */
-int signals_serve(
-    void); /* the main thread: what others have asked of it. -1: exception, of a handler */
+int signals_serve(void);   /* what others have asked of this thread. -1: a handler has raised */
 
 extern PyMethodDef leaks_methods[]; /* leaks.c */
 

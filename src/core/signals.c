@@ -15,7 +15,8 @@ typedef struct Request {
     PyObject *
         signums; /* a tuple: listen; NULL: cease to. Borrowed, as all here: the one who asks waits */
     PyObject *view, *ch, *deliver;
-    PyObject *exc; /* what he gets for it: owned */
+    PyObject *exc;    /* what he gets for it: owned */
+    unsigned long of; /* the main thread */
     Note note;
 } Request;
 
@@ -198,6 +199,9 @@ int signals_serve(void)
     for (;;) {
         lock(&asked.lock);
         Request *r = asked.first;
+        if (r != NULL && r->of != PyThread_get_thread_ident()) {
+            r = NULL; /* a run on another thread: the main thread will get to its pending call */
+        }
         if (r != NULL) {
             asked.first = r->next;
             asked.last = r->next != NULL ? asked.last : &asked.first;
@@ -223,10 +227,10 @@ static int pending(void *Py_UNUSED(arg))
 
 /* ---- on any thread ---- */
 
-static bool ask(Request *r, unsigned long main_ident)
+static bool ask(Request *r)
 {
     lock(&sched.lock);
-    bool m0_is_main = sched.m0 != NULL && sched.m0->ident == main_ident;
+    bool m0_is_main = sched.m0 != NULL && sched.m0->ident == r->of;
     unlock(&sched.lock);
     if (!m0_is_main) {
         PyErr_SetString(PyExc_RuntimeError,
@@ -250,11 +254,11 @@ static bool ask(Request *r, unsigned long main_ident)
     return true;
 }
 
-static PyObject *do_or_ask(Request *r, unsigned long main_ident)
+static PyObject *do_or_ask(Request *r)
 {
     PyObject *raised = NULL;
-    if (PyThread_get_thread_ident() != main_ident) {
-        if (!ask(r, main_ident)) {
+    if (PyThread_get_thread_ident() != r->of) {
+        if (!ask(r)) {
             return NULL;
         }
     }
@@ -279,23 +283,21 @@ static PyObject *do_or_ask(Request *r, unsigned long main_ident)
 static PyObject *core_listen(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     Request r = {0};
-    unsigned long ident;
     if (!PyArg_ParseTuple(args, "O!OOOk", &PyTuple_Type, &r.signums, &r.view, &r.ch, &r.deliver,
-                          &ident)) {
+                          &r.of)) {
         return NULL;
     }
-    return do_or_ask(&r, ident);
+    return do_or_ask(&r);
 }
 
 /* unlisten(view, handler, ident of the main thread) */
 static PyObject *core_unlisten(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     Request r = {0};
-    unsigned long ident;
-    if (!PyArg_ParseTuple(args, "OOk", &r.view, &r.deliver, &ident)) {
+    if (!PyArg_ParseTuple(args, "OOk", &r.view, &r.deliver, &r.of)) {
         return NULL;
     }
-    return do_or_ask(&r, ident);
+    return do_or_ask(&r);
 }
 
 /* listeners(signum) -> channels. On the main thread, by its handler. */

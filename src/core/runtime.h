@@ -1103,7 +1103,9 @@ void latency_count(M *m, G *g);       /* P in P_RUNNING: it was stamped when it 
 extern _Atomic int64_t mutex_wait_ns; /* what goroutines have waited for mutexes */
 extern Histogram pauses_stopping, pauses_total; /* stw_lock to count */
 bool m_in_user(M *m); /* sched.lock: it runs code of a goroutine, or is in a call that this made */
-int p_status(P *p);   /* Go's numbers: 0 idle, 1 running, 2 in a call that blocks, 3 stopped */
+/* Of a P with this owner, read once: who holds it must agree. Go's numbers: 0 idle, 1 running, 2 in a call that
+ * blocks, 3 stopped. */
+int p_status(P *p, uint64_t owner);
 extern PyMethodDef stats_methods[];
 
 /* How long goroutines are runnable before they run is measured for one in eight: two looks at the clock cost as much

@@ -102,9 +102,10 @@ static void add_ps(Text *t)
         lock(&p->timers_lock);
         size_t timers = p->ntimers;
         unlock(&p->timers_lock);
-        text_add(t, "  P%d: status=%d schedtick=%lld syscalltick=%llu", i, p_status(p),
+        uint64_t owner = atomic_load(&p->owner);
+        text_add(t, "  P%d: status=%d schedtick=%lld syscalltick=%llu", i, p_status(p, owner),
                  (long long)atomic_load(&p->tick), (unsigned long long)atomic_load(&p->nsyscall));
-        add_id(t, "m", atomic_load(&p->owner) >> 8);
+        add_id(t, "m", owner >> 8);
         text_add(t, " runqsize=%u gfreecnt=0 timerslen=%zu\n", runq_length(p), timers);
     }
 }

@@ -130,10 +130,10 @@ static SchedLook look_at_sched(void)
 
 /* ---- Ps ---- */
 
-int p_status(P *p)
+int p_status(P *p, uint64_t owner)
 {
     uint32_t slices = atomic_load_explicit(&p->slices, memory_order_relaxed);
-    switch (atomic_load(&p->owner) & 0xff) {
+    switch (owner & 0xff) {
     case P_IDLE:
         return 0;
     case P_USER:
@@ -178,7 +178,7 @@ static PyObject *look_at_p(P *p)
     PyObject *thread = m != 0 ? PyLong_FromUnsignedLongLong(m) : Py_NewRef(Py_None);
     PyObject *goroutine = g != 0 ? PyLong_FromUnsignedLongLong(g) : Py_NewRef(Py_None);
     return Py_BuildValue(
-        "(iisINKKKKKKnNN)", p->id, numa_id(atomic_load(&p->node)), status_names[p_status(p)],
+        "(iisINKKKKKKnNN)", p->id, numa_id(atomic_load(&p->node)), status_names[p_status(p, owner)],
         runq_length(p),
         PyBool_FromLong(atomic_load_explicit(&p->runnext, memory_order_relaxed) != NULL),
         (unsigned long long)number_of(&p->tick), (unsigned long long)atomic_load(&p->nsyscall),

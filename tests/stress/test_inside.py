@@ -39,6 +39,8 @@ def look_at_stats() -> None:
     s = runtime.stats()
     assert s.goroutines >= 0
     assert len(s.procs) in (0, s.gomaxprocs)
+    for p in s.procs:
+        assert p.status != "idle" or (p.thread, p.goroutine) == (None, None), p
     assert runtime.metrics()["/sched/goroutines-created:goroutines"] >= s.created
 
 

@@ -109,6 +109,7 @@ def nothing_is_left() -> Iterator[None]:
     hooks = sys.get_asyncgen_hooks()
     handler = signal.getsignal(signal.SIGINT)
     cpus = os.sched_getaffinity(0)
+    interval = sys.getswitchinterval()
     before = left.copy()
     yield
     left.update(alive(before))
@@ -118,5 +119,6 @@ def nothing_is_left() -> Iterator[None]:
     assert signal.getsignal(signal.SIGINT) is handler
     assert signal.set_wakeup_fd(-1) == -1
     assert os.sched_getaffinity(0) == cpus
+    assert sys.getswitchinterval() == interval
     assert open_files() == files
     assert gofer.gomaxprocs() == procs

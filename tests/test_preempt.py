@@ -18,6 +18,7 @@ needs_monitoring = pytest.mark.skipif(
     sys.version_info < (3, 12) or FREE_THREADED,
     reason="sys.monitoring is what stops code from Python 3.12 on, where there is a GIL",
 )
+needs_gil = pytest.mark.skipif(FREE_THREADED, reason="no GIL, no switch interval")
 TOOL_IDS = (3, 4)  # those of sys.monitoring that have no owner
 
 
@@ -697,6 +698,94 @@ def test_with_too_few_threads_it_fails_as_without_preemption(limit: int) -> None
         str(limit),
     )
     assert f"{limit}-thread limit" in done.check()
+
+
+# --- The GIL is handed on sooner ------------------------------------------------------------------
+
+
+@pytest.fixture
+def usual_interval() -> Iterator[float]:
+    """That of sys.setswitchinterval: CPython's own."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield sys.getswitchinterval()
+    sys.setswitchinterval(before)
+
+
+@needs_gil
+def test_the_switch_interval_is_short_while_loops_are_stopped(
+    usual_interval: float, procs: int
+) -> None:
+    async def main() -> None:
+        await gofer.sleep(0.05)
+        assert sys.getswitchinterval() == usual_interval
+        hogs = Hogs(procs + 1)
+        goroutines = [gofer.go(hogs.spin, i) for i in range(procs + 1)]
+        await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+        hogs.stop = True
+        for g in goroutines:
+            await g
+        await until(lambda: sys.getswitchinterval() == usual_interval, "the usual interval")
+
+    gofer.run(main, procs=procs)
+
+
+@needs_gil
+def test_the_switch_interval_is_the_usual_one_after_the_run(usual_interval: float) -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+        hogs.stop = True
+
+    gofer.run(main, procs=2)
+    assert sys.getswitchinterval() == usual_interval
+
+
+@needs_gil
+def test_where_many_threads_may_want_the_gil_the_interval_is_longer(usual_interval: float) -> None:
+    """Each that waits for the GIL wakes up so often."""
+
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+        release = threading.Event()
+        waits = [gofer.go(release.wait) for _ in range(60)]
+        await until(lambda: sys.getswitchinterval() == usual_interval, "the usual interval")
+        release.set()
+        for g in waits:
+            await g
+        await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+        hogs.stop = True
+
+    gofer.run(main, procs=2)
+
+
+@needs_gil
+@pytest.mark.parametrize("before", [True, False], ids=["before the run", "during the run"])
+def test_a_switch_interval_that_somebody_has_chosen_is_left_alone(
+    usual_interval: float, before: bool
+) -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        if not before:
+            await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+            sys.setswitchinterval(0.004)
+        chosen = sys.getswitchinterval()
+        for _ in range(5):
+            await preempted()
+            assert sys.getswitchinterval() == chosen
+        hogs.stop = True
+
+    if before:
+        sys.setswitchinterval(0.004)
+    gofer.run(main, procs=2)
+    assert round(sys.getswitchinterval() * 1000) == 4
 
 
 # --- sys.monitoring belongs to others too ---------------------------------------------------------

@@ -17,6 +17,7 @@ enum { STOPPED_MAX = 1000 };    /* threads that sleep in preempt_park() */
 #define TRY_MAX_NS  32000000LL  /* ... or sit in C code for long */
 #define LOST_MAX_NS 256000000LL /* they sleep */
 #define LOST_CPU_NS 5000000LL   /* of one that came back without a P: see is_due() */
+#define QUICK_NS    100000000LL /* nobody was interrupted for so long: the GIL as usual */
 
 _Atomic int32_t preempt_stopped;
 _Atomic bool preempt_off;
@@ -158,16 +159,19 @@ void preempt_cancel(M *m)
 
 /* ---- our thread ---- */
 
-/* Of those with a mark, how many have used CPU time since we looked last. `rest`: there are others. The M may reach a
- * scheduling point right now: then it clears a mark that we have just set, or we set one that is cleared at the next. */
-static int wanted(bool *rest)
+/* Of those with a mark, how many have used CPU time since we looked last. `rest`: there are others. `users`: threads in
+ * the code of goroutines, and not stopped there. The M may reach a scheduling point right now: then it clears a mark that
+ * we have just set, or we set one that is cleared at the next. */
+static int wanted(bool *rest, int *users)
 {
     int n = 0;
     *rest = false;
+    *users = -atomic_load(&preempt_stopped);
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        uint8_t mark = atomic_load(&m->preempt);
-        if (mark != PREEMPT_NONE && atomic_load(&m->user) == USER_NONE) {
+        uint8_t mark = atomic_load(&m->preempt), user = atomic_load(&m->user);
+        *users += user != USER_NONE;
+        if (mark != PREEMPT_NONE && user == USER_NONE) {
             set_preempt(m, mark = PREEMPT_NONE); /* it was set a moment too late */
         }
         if (mark == PREEMPT_NONE) {
@@ -175,7 +179,7 @@ static int wanted(bool *rest)
         }
         int64_t cpu = clock_ns(m->cpu_clock), used = cpu - m->tried_cpu_ns;
         m->tried_cpu_ns = cpu;
-        bool computes = mark == PREEMPT_LOST ? is_due(m) : used > 0;
+        bool computes = mark == PREEMPT_LOST ? is_due(m) : used > 0 || p_of(m) != NULL;
         if (computes != is_wanted(mark)) {
             atomic_store(&m->lost_cpu_ns, cpu);
             set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
@@ -193,6 +197,7 @@ static int wanted(bool *rest)
 static void give_up(void)
 {
     atomic_store(&unavailable, true);
+    gil_as_usual();
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
         preempt_failed(m);
@@ -203,25 +208,36 @@ static void give_up(void)
 /* One look, detached: when to look again. */
 static int64_t look(PyThreadState *ts, int64_t pause)
 {
+    static int64_t quick_until; /* while gil_is_quick() */
     bool rest;
-    int n = wanted(&rest);
-    if (n > 0 || (!preempt_wants_any() && interrupt_lingers())) {
+    int users, n = wanted(&rest, &users);
+    bool clear = n == 0 && !preempt_wants_any() && interrupt_lingers();
+    bool usual = n == 0 && gil_is_quick() && nanotime() >= quick_until;
+    if (n > 0 || clear || usual) {
         PyEval_RestoreThread(ts);
-        if (n == 0) {
+        if (clear) {
             interrupt_clear();
         }
-        else if (!interrupt_wanted()) {
-            give_up();
-            if (PyErr_Occurred()) {
-                PyErr_WriteUnraisable(NULL);
+        if (usual) {
+            gil_as_usual();
+        }
+        if (n > 0) {
+            gil_quick(users);
+            quick_until = nanotime() + QUICK_NS;
+            if (!interrupt_wanted()) {
+                give_up();
+                if (PyErr_Occurred()) {
+                    PyErr_WriteUnraisable(NULL);
+                }
             }
         }
         PyEval_SaveThread();
     }
+    if (atomic_load(&unavailable) || (n == 0 && !rest)) {
+        return gil_is_quick() ? QUICK_NS : TIME_NEVER;
+    }
     int64_t limit = n > 0 ? TRY_MAX_NS : LOST_MAX_NS;
-    return atomic_load(&unavailable) || (n == 0 && !rest) ? TIME_NEVER
-           : pause < limit                                ? pause
-                                                          : limit;
+    return pause < limit ? pause : limit;
 }
 
 /* Attached to Python only while it does something there. */
@@ -240,6 +256,7 @@ static void *preemptor(void *Py_UNUSED(arg))
         pause = pause == TIME_NEVER ? TRY_MIN_NS : pause;
     }
     PyEval_RestoreThread(ts);
+    gil_as_usual();
     interrupt_stop();
     PyGILState_Release(gil);
     return NULL;

@@ -1072,7 +1072,6 @@ bool sysmon_start(int read_fd, int write_fd); /* both ends of a non-blocking pip
 void sysmon_stop(void);
 void sysmon_poke(void); /* it has something to watch */
 void signal_m0(void);
-bool gil_is_free(void);
 extern _Atomic int64_t sysmon_fixed_ns; /* for tests: see core_set_sysmon */
 
 /* All Ms, m0 first; sched.lock. An M in the list is not freed, nor its thread state. */
@@ -1080,6 +1079,15 @@ static inline M *m_after(M *m)
 {
     return m == NULL ? sched.m0 : m == sched.m0 ? sched.allm : m->all_next;
 }
+
+/* ---- gil.c ------------------------------------------------------------------------------------- */
+
+bool gil_is_free(void);          /* sched.lock: no M has it, that is. Another thread may */
+bool gil_is_unused(int64_t now); /* sysmon, at each look: and nobody has used it of late */
+void gil_quick(
+    int threads); /* who keeps it lets others have it soon: so many threads may want it */
+void gil_as_usual(void);
+bool gil_is_quick(void);
 
 /* ---- interrupt.c ------------------------------------------------------------------------------- */
 

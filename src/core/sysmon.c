@@ -98,35 +98,23 @@ static bool has_work(P *p, int64_t now)
            nobody_hurries(now) || atomic_load(&netpoll_due);
 }
 
-/* No M has it, that is: another thread may. */
-bool gil_is_free(void) /* sched.lock: thread states go under it */
-{
-    for (M *m = NULL; (m = m_after(m)) != NULL;) {
-        if (m->ts != NULL && !compat_detached(m->ts)) {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Whether `m` is not attached to Python and, with the GIL, does not wait for it. */
-static bool is_away(M *m)
+static bool is_detached(M *m)
 {
     lock(&sched.lock);
-    bool away = m->ts != NULL && compat_detached(m->ts) && (!HAVE_GIL || gil_is_free());
+    bool detached = m->ts != NULL && compat_detached(m->ts);
     unlock(&sched.lock);
-    return away;
+    return detached;
 }
 
 /* The thread has not run since the last look, and not because it waits for a core or for the GIL: then another
  * would only wait too. Or, if somebody else has the GIL, it has not run for so long that it would have had its turn. */
-static bool is_blocked(int i, M *m, int64_t cpu, int64_t now)
+static bool is_blocked(int i, M *m, int64_t cpu, int64_t now, bool gil_unused)
 {
     if ((cpu - seen[i].cpu_ns) * 10 >= now - seen[i].looked_ns) {
         return false;
     }
-    return is_away(m) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
-                          cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
+    return (gil_unused && is_detached(m)) || (HAVE_GIL && now - seen[i].since_ns > 2 * SLICE_NS &&
+                                              cpu - seen[i].since_cpu_ns < SLICE_NS / 100);
 }
 
 /* It computes: take its P when it has had its slice, and could not be stopped. */
@@ -180,6 +168,7 @@ static Looked retake(int64_t now, bool idle)
     int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
     last_ns = now;
     Looked found = {0};
+    bool gil_unused = false;
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -188,7 +177,10 @@ static Looked retake(int64_t now, bool idle)
             seen[i].owner = 0;
             continue;
         }
-        found.user = true;
+        if (!found.user) {
+            found.user = true;
+            gil_unused = gil_is_unused(now);
+        }
         M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
         int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {
@@ -200,7 +192,7 @@ static Looked retake(int64_t now, bool idle)
         }
         else {
             found.stay = true;
-            bool blocked = is_blocked(i, m, cpu, now);
+            bool blocked = is_blocked(i, m, cpu, now, gil_unused);
             atomic_store_explicit(&p->blocked, blocked ? slices : 0, memory_order_relaxed);
             int64_t fixed = atomic_load(&sysmon_fixed_ns);
             if (fixed >= 0 && has_work(p, now) &&

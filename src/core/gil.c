@@ -1,0 +1,133 @@
+/* gil: whether the GIL is used, and how long a thread may keep it while others wait for it. */
+#include "runtime.h"
+
+#if HAVE_GIL
+
+/* ---- is it used? ---- */
+
+#define UNUSED_NS 200000LL
+
+bool gil_is_free(void)
+{
+    for (M *m = NULL; (m = m_after(m)) != NULL;) {
+        if (m->ts != NULL && !compat_detached(m->ts)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* That it is free just now says little: who is to have it may not be awake yet. It must be free at each look for a while,
+ * in which the process did not compute. If it did, without the GIL perhaps, that takes some more looks. */
+bool gil_is_unused(int64_t now)
+{
+    enum { LOOKS = 4 };
+    static int64_t last_ns, last_cpu_ns, used_ns; /* sysmon's alone */
+    static int looks;                             /* at which it was free, one after another */
+    int64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    bool computed = (cpu - last_cpu_ns) * 2 > now - last_ns;
+    last_ns = now;
+    last_cpu_ns = cpu;
+    lock(&sched.lock);
+    looks = gil_is_free() ? looks + 1 : 0;
+    unlock(&sched.lock);
+    if (looks == 0 || (computed && looks < LOOKS)) {
+        used_ns = now;
+    }
+    return now - used_ns >= UNUSED_NS;
+}
+
+/* ---- how long may it be kept? ----
+ *
+ * 5 ms, unless somebody has chosen otherwise (sys.setswitchinterval). Where goroutines compute and are stopped for others,
+ * these wait for that several times over: until the thread of preempt.c can interrupt, until who is to stop gets to
+ * a boundary, until another M has the P. So it is shorter meanwhile. Not where many threads want it: each wakes up so
+ * often to ask again.
+ *
+ * All of it is for the thread of preempt.c, attached to Python. */
+
+enum { USUAL_US = 5000, QUICK_US = 500, FEW = 4 };
+
+static long ours_us; /* what we have set; 0: nothing */
+
+/* Of a float, in microseconds; -1 if there is none, which has been told. Eats the reference. */
+static long microseconds(PyObject *seconds)
+{
+    double s = seconds != NULL ? PyFloat_AsDouble(seconds) : -1;
+    Py_XDECREF(seconds);
+    if (PyErr_Occurred()) {
+        PyErr_WriteUnraisable(NULL);
+        return -1;
+    }
+    return (long)(s * 1e6 + 0.5);
+}
+
+static long interval_us(void)
+{
+    PyObject *get = PySys_GetObject("getswitchinterval");
+    return get != NULL ? microseconds(PyObject_CallNoArgs(get)) : -1;
+}
+
+/* What it is then: CPython rounds. */
+static long set_interval(long us)
+{
+    PyObject *set = PySys_GetObject("setswitchinterval");
+    PyObject *r = set != NULL ? PyObject_CallFunction(set, "d", (double)us / 1e6) : NULL;
+    if (r == NULL && PyErr_Occurred()) {
+        PyErr_WriteUnraisable(NULL);
+    }
+    Py_XDECREF(r);
+    return interval_us();
+}
+
+/* Whether it is what we or nobody has chosen. */
+static bool is_free_to_choose(void)
+{
+    return interval_us() == (ours_us > 0 ? ours_us : USUAL_US);
+}
+
+bool gil_is_quick(void)
+{
+    return ours_us > 0;
+}
+
+void gil_quick(int threads)
+{
+    long us = QUICK_US * (threads > FEW ? threads : FEW) / FEW;
+    if (!is_free_to_choose() || us >= USUAL_US) {
+        gil_as_usual();
+    }
+    else if (us != ours_us) {
+        ours_us = set_interval(us);
+    }
+}
+
+void gil_as_usual(void)
+{
+    if (ours_us > 0 && is_free_to_choose()) {
+        set_interval(USUAL_US);
+    }
+    ours_us = 0;
+}
+
+#else
+
+bool gil_is_free(void)
+{
+    return true;
+}
+
+bool gil_is_unused(int64_t Py_UNUSED(now))
+{
+    return true;
+}
+
+bool gil_is_quick(void)
+{
+    return false;
+}
+
+void gil_quick(int Py_UNUSED(threads)) {}
+void gil_as_usual(void) {}
+
+#endif

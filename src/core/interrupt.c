@@ -132,7 +132,8 @@ static int at_line(PyObject *Py_UNUSED(obj), PyFrameObject *Py_UNUSED(frame), in
     M *m = tls_m;
     compat_untrace(PyThreadState_Get(), at_line);
     if (m != NULL && preempt_claim(m) && !preempt_park(m)) {
-        preempt_cancel(m);
+        atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL); /* it hears of it now */
+        PyErr_SetNone(hooks.Cancelled);
         return -1;
     }
     return 0;
@@ -235,8 +236,8 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
         disarm(args[0]);
     }
     if (stop && !preempt_park(m)) {
-        preempt_cancel(m);
-        return NULL;
+        user_cancel(
+            m); /* what is raised here passes the `try` that the jump is in: CPython up to 3.13 */
     }
     Py_RETURN_NONE;
 }

@@ -149,14 +149,6 @@ bool preempt_park(M *m)
     return !atomic_load(&sched.aborted) && !hurry_self(m);
 }
 
-#if HAVE_GIL
-void preempt_cancel(M *m)
-{
-    atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL); /* it hears of it now */
-    PyErr_SetNone(hooks.Cancelled);
-}
-#endif
-
 /* ---- our thread ---- */
 
 /* Of those with a mark, how many have used CPU time since we looked last. `rest`: there are others. `users`: threads in

@@ -1212,7 +1212,6 @@ bool preempt_wants_any(void);
 void preempt_failed(M *m); /* it cannot be interrupted: sysmon need not wait */
 bool preempt_claim(M *m);  /* its own, at a boundary: shall it be stopped here? If so, then ... */
 bool preempt_park(M *m);   /* ... sleep until its turn. False: its goroutine must be cancelled */
-void preempt_cancel(M *m); /* with the GIL: raise that in the code that was stopped */
 
 extern PyMethodDef preempt_methods[];
 extern _Atomic int32_t preempt_stopped; /* threads that are stopped now */

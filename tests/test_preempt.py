@@ -744,12 +744,15 @@ def test_the_switch_interval_is_the_usual_one_after_the_run(usual_interval: floa
 
 
 @needs_gil
-def test_where_many_threads_may_want_the_gil_the_interval_is_longer(usual_interval: float) -> None:
+@pytest.mark.parametrize("loops", [2, 40])
+def test_where_many_threads_may_want_the_gil_the_interval_is_longer(
+    usual_interval: float, loops: int
+) -> None:
     """Each that waits for the GIL wakes up so often."""
 
     async def main() -> None:
-        hogs = Hogs(2)
-        for i in range(2):
+        hogs = Hogs(loops)
+        for i in range(loops):
             gofer.go(hogs.spin, i)
         await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
         release = threading.Event()
@@ -788,6 +791,55 @@ def test_a_switch_interval_that_somebody_has_chosen_is_left_alone(
     assert round(sys.getswitchinterval() * 1000) == 4
 
 
+@needs_gil
+def test_who_sets_another_for_a_while_and_then_ours_does_not_keep_it(usual_interval: float) -> None:
+    async def main() -> None:
+        hogs = Hogs(2)
+        for i in range(2):
+            gofer.go(hogs.spin, i)
+        await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
+        found = sys.getswitchinterval()
+        sys.setswitchinterval(0.004)
+        await preempted()
+        sys.setswitchinterval(found)
+        await preempted()
+        hogs.stop = True
+
+    gofer.run(main, procs=2)
+    assert sys.getswitchinterval() == usual_interval
+
+
+@needs_gil
+def test_a_forked_child_has_the_usual_switch_interval() -> None:
+    done = run_program(
+        """
+        import os, sys, warnings, gofer
+
+        warnings.simplefilter("ignore", DeprecationWarning)  # of fork, where there are threads
+        stop = False
+
+        async def spin():
+            while not stop:
+                pass
+
+        async def main():
+            global stop
+            for _ in range(2):
+                gofer.go(spin)
+            while sys.getswitchinterval() == 0.005:
+                await gofer.sleep(0.001)
+            child = os.fork()
+            if child == 0:
+                os._exit(42 if sys.getswitchinterval() == 0.005 else 1)
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            stop = True
+
+        gofer.run(main, procs=2)
+        """
+    )
+    assert done.check() == "42\n"
+
+
 # --- sys.monitoring belongs to others too ---------------------------------------------------------
 
 
@@ -813,6 +865,39 @@ def test_without_a_free_tool_id_loops_are_handed_off() -> None:
     finally:
         for tool in TOOL_IDS:
             monitoring.free_tool_id(tool)
+
+
+@needs_monitoring
+def test_who_takes_our_tool_id_away_leaves_nothing_changed() -> None:
+    done = run_program(
+        """
+        import sys, time, gofer
+
+        stop = False
+
+        def spin():
+            while not stop:
+                pass
+
+        async def main():
+            global stop
+            gs = [gofer.go(spin) for _ in range(3)]
+            while sys.getswitchinterval() == 0.005:
+                await gofer.sleep(0.001)
+            for tool in 3, 4:
+                sys.monitoring.free_tool_id(tool)
+            while sys.getswitchinterval() != 0.005:
+                await gofer.sleep(0.001)
+            stop = True
+            for g in gs:
+                await g
+
+        gofer.run(main, procs=2)
+        print("done")
+        """
+    )
+    assert "SystemError" not in done.stderr
+    assert done.stdout == "done\n"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in Python 3.12")

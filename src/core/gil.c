@@ -22,18 +22,24 @@ bool gil_is_free(void)
 bool gil_is_unused(int64_t now)
 {
     enum { LOOKS = 4 };
-    static int64_t last_ns, last_cpu_ns, used_ns; /* sysmon's alone */
-    static int looks;                             /* at which it was free, one after another */
-    int64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
-    bool computed = (cpu - last_cpu_ns) * 2 > now - last_ns;
-    last_ns = now;
-    last_cpu_ns = cpu;
+    static int64_t looked_ns, used_ns;   /* sysmon's alone: when it looked last; when it was used */
+    static int64_t read_ns, read_cpu_ns; /* the clock of the process, which is dear, at `read_ns` */
+    static int looks;                    /* at which it was free, one after another */
     lock(&sched.lock);
     looks = gil_is_free() ? looks + 1 : 0;
     unlock(&sched.lock);
-    if (looks == 0 || (computed && looks < LOOKS)) {
-        used_ns = now;
+    if (looks == 0 || now - looked_ns > 2 * SYSMON_MAX_NS) {
+        used_ns = now; /* or who knows */
     }
+    else if (looks < LOOKS) {
+        int64_t cpu = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+        if ((cpu - read_cpu_ns) * 2 > now - read_ns) {
+            used_ns = now;
+        }
+        read_ns = now;
+        read_cpu_ns = cpu;
+    }
+    looked_ns = now;
     return now - used_ns >= UNUSED_NS;
 }
 
@@ -44,11 +50,13 @@ bool gil_is_unused(int64_t now)
  * a boundary, until another M has the P. So it is shorter meanwhile. Not where many threads want it: each wakes up so
  * often to ask again.
  *
- * All of it is for the thread of preempt.c, attached to Python. */
+ * All of it is for the thread of preempt.c, attached to Python; or for a forked child, which has no other. */
 
-enum { USUAL_US = 5000, QUICK_US = 500, FEW = 4 };
+enum { USUAL_US = 5000, FEW = 4 };
+enum { QUICK_US = 487 }; /* what nobody else would choose */
 
-static long ours_us; /* what we have set; 0: nothing */
+static long ours_us; /* what we set last; 0: nothing */
+static bool quick;   /* it has not been set back */
 
 /* Of a float, in microseconds; -1 if there is none, which has been told. Eats the reference. */
 static long microseconds(PyObject *seconds)
@@ -80,34 +88,30 @@ static long set_interval(long us)
     return interval_us();
 }
 
-/* Whether it is what we or nobody has chosen. */
-static bool is_free_to_choose(void)
-{
-    return interval_us() == (ours_us > 0 ? ours_us : USUAL_US);
-}
-
 bool gil_is_quick(void)
 {
-    return ours_us > 0;
+    return quick;
 }
 
+/* Somebody may have set another for a while, and then, again, what he found: ours. */
 void gil_quick(int threads)
 {
-    long us = QUICK_US * (threads > FEW ? threads : FEW) / FEW;
-    if (!is_free_to_choose() || us >= USUAL_US) {
+    long us = QUICK_US * (threads > FEW ? threads : FEW) / FEW, now = interval_us();
+    if (us >= USUAL_US) {
         gil_as_usual();
     }
-    else if (us != ours_us) {
-        ours_us = set_interval(us);
+    else if (now == USUAL_US || now == ours_us) {
+        ours_us = now != us ? set_interval(us) : now;
+        quick = true;
     }
 }
 
 void gil_as_usual(void)
 {
-    if (ours_us > 0 && is_free_to_choose()) {
+    if (ours_us > 0 && interval_us() == ours_us) {
         set_interval(USUAL_US);
     }
-    ours_us = 0;
+    quick = false;
 }
 
 #else

@@ -236,8 +236,7 @@ static PyObject *at_boundary(PyObject *Py_UNUSED(self), PyObject *const *args,
         disarm(args[0]);
     }
     if (stop && !preempt_park(m)) {
-        user_cancel(
-            m); /* what is raised here passes the `try` that the jump is in: CPython up to 3.13 */
+        user_cancel(m); /* at a jump, what is raised here passes the `try` around it: up to 3.13 */
     }
     Py_RETURN_NONE;
 }

@@ -151,14 +151,14 @@ bool preempt_park(M *m)
 
 /* ---- our thread ---- */
 
-/* Of those with a mark, how many have used CPU time since we looked last. `rest`: there are others. `users`: threads in
- * the code of goroutines, and not stopped there. The M may reach a scheduling point right now: then it clears a mark that
+/* Of those with a mark, how many have used CPU time since we looked last, or wait for the GIL. `rest`: there are others. `users`: threads in
+ * the code of goroutines that are not stopped. The M may reach a scheduling point right now: then it clears a mark that
  * we have just set, or we set one that is cleared at the next. */
 static int wanted(bool *rest, int *users)
 {
     int n = 0;
     *rest = false;
-    *users = -atomic_load(&preempt_stopped);
+    *users = 0;
     lock(&sched.lock);
     for (M *m = NULL; (m = m_after(m)) != NULL;) {
         uint8_t mark = atomic_load(&m->preempt), user = atomic_load(&m->user);
@@ -171,7 +171,9 @@ static int wanted(bool *rest, int *users)
         }
         int64_t cpu = clock_ns(m->cpu_clock), used = cpu - m->tried_cpu_ns;
         m->tried_cpu_ns = cpu;
-        bool computes = mark == PREEMPT_LOST ? is_due(m) : used > 0 || p_of(m) != NULL;
+        bool computes = mark == PREEMPT_LOST
+                            ? is_due(m)
+                            : used > 0 || (HAVE_GIL && p_of(m) != NULL && !gil_is_free());
         if (computes != is_wanted(mark)) {
             atomic_store(&m->lost_cpu_ns, cpu);
             set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);
@@ -217,10 +219,10 @@ static int64_t look(PyThreadState *ts, int64_t pause)
             gil_quick(users);
             quick_until = nanotime() + QUICK_NS;
             if (!interrupt_wanted()) {
-                give_up();
                 if (PyErr_Occurred()) {
                     PyErr_WriteUnraisable(NULL);
                 }
+                give_up();
             }
         }
         PyEval_SaveThread();
@@ -290,7 +292,15 @@ static PyObject *core_collecting(PyObject *Py_UNUSED(mod), PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* gil_as_usual(): in a child that was forked while it was not. */
+static PyObject *core_gil_as_usual(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    gil_as_usual();
+    Py_RETURN_NONE;
+}
+
 PyMethodDef preempt_methods[] = {
     {"collecting", core_collecting, METH_VARARGS, NULL},
+    {"gil_as_usual", core_gil_as_usual, METH_NOARGS, NULL},
     {NULL},
 };

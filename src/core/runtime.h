@@ -1083,7 +1083,7 @@ static inline M *m_after(M *m)
 /* ---- gil.c ------------------------------------------------------------------------------------- */
 
 bool gil_is_free(void);          /* sched.lock: no M has it, that is. Another thread may */
-bool gil_is_unused(int64_t now); /* sysmon, at each look: and nobody has used it of late */
+bool gil_is_unused(int64_t now); /* sysmon, at each look: and no M has used it of late */
 void gil_quick(
     int threads); /* who keeps it lets others have it soon: so many threads may want it */
 void gil_as_usual(void);

@@ -168,7 +168,7 @@ static Looked retake(int64_t now, bool idle)
     int64_t since_look = now - last_ns < SYSMON_MAX_NS ? now - last_ns : SYSMON_MAX_NS;
     last_ns = now;
     Looked found = {0};
-    bool gil_unused = false;
+    bool gil_unused = gil_is_unused(now);
     for (int i = 0; i < sched.procs; i++) {
         P *p = sched.allp[i];
         uint64_t owner = atomic_load(&p->owner);
@@ -177,10 +177,7 @@ static Looked retake(int64_t now, bool idle)
             seen[i].owner = 0;
             continue;
         }
-        if (!found.user) {
-            found.user = true;
-            gil_unused = gil_is_unused(now);
-        }
+        found.user = true;
         M *m = atomic_load_explicit(&p->m, memory_order_relaxed); /* freed by nobody but us */
         int64_t cpu = clock_ns(m->cpu_clock);
         if (seen[i].owner != owner || seen[i].slices != slices) {

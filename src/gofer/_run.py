@@ -33,6 +33,7 @@ MAX_PROCS = 4096  # as in src/core/runtime.h
 MAX_THREADS = 2**31 - 1
 
 _core.configure(_hooks)
+os.register_at_fork(after_in_child=_core.gil_as_usual)
 _num_cpu = _core.num_cpu()  # fixed at start-up, as in Go
 _wanted_procs = 0  # by gomaxprocs() outside a run
 procs_watchers: set[Callable[[], None]] = set()  # called when gomaxprocs() has changed it in a run

@@ -21,9 +21,17 @@ def nothing_frozen() -> Iterator[None]:
     yield
     assert gc.get_threshold() == thresholds
     assert gc.isenabled()
-    assert gc.get_freeze_count() == 0
+    assert nothing_is_frozen()
     gc.collect()
     gc.freeze()
+
+
+def nothing_is_frozen() -> bool:
+    """But what cannot die, which a collection of 3.12 puts with the frozen ones."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    gc.collect()
+    return frozen in (0, gc.get_freeze_count())
 
 
 class Node:
@@ -44,7 +52,7 @@ def test_inside_the_threshold_is_high_and_what_was_there_is_frozen() -> None:
         assert gc.get_freeze_count() > 1000
         assert "50000, in use" in repr(tuned)
     assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0
+    assert nothing_is_frozen()
     assert "in use" not in repr(tuned)
 
 
@@ -103,7 +111,7 @@ def test_blocks_nest_and_overlap() -> None:
     assert gc.get_freeze_count() > 0
     inner.__exit__()
     assert gc.get_threshold() == before
-    assert gc.get_freeze_count() == 0
+    assert nothing_is_frozen()
 
 
 def test_one_can_be_used_again_but_not_twice_at_once() -> None:

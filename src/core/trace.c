@@ -667,8 +667,16 @@ static bool describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
     return true;
 }
 
+/* Not before what was last said of `g`. If that was here, it is so anyway, and need not cost a fence. */
+static inline uint64_t ticks_of(const TraceThread *t, const G *g)
+{
+    bool here = atomic_load_explicit(&g->traced_by, memory_order_relaxed) == (uint16_t)t->index;
+    return here ? ticks() : ticks_after();
+}
+
 static void know(TraceThread *t, G *g, uint64_t now)
 {
+    atomic_store_explicit(&g->traced_by, (uint16_t)t->index, memory_order_relaxed);
     if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != t->period) &&
         describe(t, g, EV_GO_STATUS, now, G_IDLE)) {
         atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
@@ -806,6 +814,7 @@ void trace_on_create(G *g)
     tell(t, now);
     if (describe(t, g, EV_GO_CREATE, now, 0)) {
         atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
+        atomic_store_explicit(&g->traced_by, (uint16_t)t->index, memory_order_relaxed);
     }
 }
 
@@ -816,7 +825,7 @@ void trace_on_start(G *g, bool inherit)
         return;
     }
     /* One that was handed over by the last here starts where that stopped, an instant ago. */
-    uint64_t now = inherit && t->told == t->period ? t->last : ticks_after();
+    uint64_t now = inherit && t->told == t->period ? t->last : ticks_of(t, g);
     tell(t, now);
     know(t, g, now);
     uint8_t *p = event_begin(t, EV_GO_START, now, 0);
@@ -853,7 +862,7 @@ void trace_on_go(G *g, int kind)
     if (t == NULL || g->foreign) {
         return;
     }
-    uint64_t now = ticks_after();
+    uint64_t now = ticks_of(t, g);
     tell(t, now);
     know(t, g, now);
     uint8_t *p = event_begin(t, kind, now, 0);

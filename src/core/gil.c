@@ -58,9 +58,11 @@ enum { QUICK_US = 487 }; /* what nobody else would choose */
 static long ours_us; /* what we set last; 0: nothing */
 static bool quick;   /* it has not been set back */
 
-/* Of a float, in microseconds; -1 if there is none, which has been told. Eats the reference. */
-static long microseconds(PyObject *seconds)
+/* Negative if it cannot be had, which has been told. */
+static long interval_us(void)
 {
+    PyObject *get = PySys_GetObject("getswitchinterval");
+    PyObject *seconds = get != NULL ? PyObject_CallNoArgs(get) : NULL;
     double s = seconds != NULL ? PyFloat_AsDouble(seconds) : -1;
     Py_XDECREF(seconds);
     if (PyErr_Occurred()) {
@@ -68,12 +70,6 @@ static long microseconds(PyObject *seconds)
         return -1;
     }
     return (long)(s * 1e6 + 0.5);
-}
-
-static long interval_us(void)
-{
-    PyObject *get = PySys_GetObject("getswitchinterval");
-    return get != NULL ? microseconds(PyObject_CallNoArgs(get)) : -1;
 }
 
 /* What it is then: CPython rounds. */

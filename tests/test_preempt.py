@@ -799,10 +799,16 @@ def test_who_sets_another_for_a_while_and_then_ours_does_not_keep_it(usual_inter
             gofer.go(hogs.spin, i)
         await until(lambda: sys.getswitchinterval() <= usual_interval / 2, "a short interval")
         found = sys.getswitchinterval()
+        release = threading.Event()
+        waits = [gofer.go(release.wait) for _ in range(10)]  # which makes it longer
+        await until(lambda: found < sys.getswitchinterval() < usual_interval, "another interval")
         sys.setswitchinterval(0.004)
         await preempted()
         sys.setswitchinterval(found)
         await preempted()
+        release.set()
+        for g in waits:
+            await g
         hogs.stop = True
 
     gofer.run(main, procs=2)

@@ -52,11 +52,11 @@ bool gil_is_unused(int64_t now)
  *
  * All of it is for the thread of preempt.c, attached to Python; or for a forked child, which has no other. */
 
-enum { USUAL_US = 5000, FEW = 4 };
-enum { QUICK_US = 487 }; /* what nobody else would choose */
+/* Ours is QUICK_US, and STEP_US more for each FEW threads. It is known by being so odd: somebody may set another
+ * for a while and then what he found, which was ours. CPython rounds down, but not these. */
+enum { USUAL_US = 5000, QUICK_US = 503, STEP_US = 1000, FEW = 8 };
 
-static long ours_us; /* what we set last; 0: nothing */
-static bool quick;   /* it has not been set back */
+static bool quick; /* we have set it, and not set it back */
 
 /* Negative if it cannot be had, which has been told. */
 static long interval_us(void)
@@ -72,8 +72,7 @@ static long interval_us(void)
     return (long)(s * 1e6 + 0.5);
 }
 
-/* What it is then: CPython rounds. */
-static long set_interval(long us)
+static void set_interval(long us)
 {
     PyObject *set = PySys_GetObject("setswitchinterval");
     PyObject *r = set != NULL ? PyObject_CallFunction(set, "d", (double)us / 1e6) : NULL;
@@ -81,7 +80,11 @@ static long set_interval(long us)
         PyErr_WriteUnraisable(NULL);
     }
     Py_XDECREF(r);
-    return interval_us();
+}
+
+static bool is_ours(long us)
+{
+    return us < USUAL_US && us % STEP_US == QUICK_US;
 }
 
 bool gil_is_quick(void)
@@ -89,22 +92,23 @@ bool gil_is_quick(void)
     return quick;
 }
 
-/* Somebody may have set another for a while, and then, again, what he found: ours. */
 void gil_quick(int threads)
 {
-    long us = QUICK_US * (threads > FEW ? threads : FEW) / FEW, now = interval_us();
+    long us = QUICK_US + threads / FEW * STEP_US, now = interval_us();
     if (us >= USUAL_US) {
         gil_as_usual();
     }
-    else if (now == USUAL_US || now == ours_us) {
-        ours_us = now != us ? set_interval(us) : now;
+    else if (now == USUAL_US || is_ours(now)) {
+        if (now != us) {
+            set_interval(us);
+        }
         quick = true;
     }
 }
 
 void gil_as_usual(void)
 {
-    if (ours_us > 0 && interval_us() == ours_us) {
+    if (is_ours(interval_us())) {
         set_interval(USUAL_US);
     }
     quick = false;

@@ -600,7 +600,8 @@ def test_threads_and_ps_stay_together_while_ps_come_and_go() -> None:
         nonlocal right, wrong
         for _ in range(10):
             p, cpus = where()
-            node = _core.proc_nodes()[p] if 0 <= p < gofer.gomaxprocs() else -1
+            nodes = _core.proc_nodes()
+            node = nodes[p] if 0 <= p < len(nodes) else -1
             if node >= 0 and cpus <= {0: set(CPUS) - {CPUS[1]}, 1: {CPUS[1]}}[node]:
                 right += 1
             else:

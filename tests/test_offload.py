@@ -602,7 +602,7 @@ def test_what_cannot_be_pickled_says_so(procs: int, processes: ProcessPoolExecut
     async def main() -> None:
         with pytest.raises(Exception, match="pickle"):
             await offload(processes, work.size, threading.Lock())  # type: ignore[arg-type]
-        with pytest.raises(Exception, match="pickle|get local object"):  # so says 3.13
+        with pytest.raises(Exception, match=r"pickle|get local object"):  # so says 3.13
             await offload(processes, work.unpicklable)
         assert await offload(processes, work.add, 1, 2) == 3
 

@@ -253,7 +253,7 @@ struct G {
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
     _Atomic uint16_t traced_by; /* by whom it was last traced: TraceThread.index, cut short */
-    _Atomic uint32_t traced; /* the trace period in which it was last described */
+    _Atomic uint32_t traced;    /* the trace period in which it was last described */
     _Atomic uint32_t stamp; /* waiting: since when, see g_stamp_wait. Runnable: see g_stamp_ready */
     union {
         G *schedlink; /* next in the global queue */

@@ -104,11 +104,11 @@ static PyObject *places_key(Places *s, PyObject *known)
 
 static PyObject *frame_names[3], *await_names[3]; /* of coroutines, generators, async generators */
 
-static bool names_init(void)
+bool dump_init(void)
 {
     static const char *const names[3][2] = {
         {"cr_frame", "cr_await"}, {"gi_frame", "gi_yieldfrom"}, {"ag_frame", "ag_await"}};
-    for (int i = 0; i < 3 && await_names[2] == NULL; i++) {
+    for (int i = 0; i < 3; i++) {
         frame_names[i] = PyUnicode_InternFromString(names[i][0]);
         await_names[i] = PyUnicode_InternFromString(names[i][1]);
         if (frame_names[i] == NULL || await_names[i] == NULL) {
@@ -396,8 +396,7 @@ static PyObject *core_look(PyObject *Py_UNUSED(mod), PyObject *args)
 {
     G *g;
     PyObject *known;
-    if (!PyArg_ParseTuple(args, "O!O!", &Goroutine_Type, &g, &PyDict_Type, &known) ||
-        !names_init()) {
+    if (!PyArg_ParseTuple(args, "O!O!", &Goroutine_Type, &g, &PyDict_Type, &known)) {
         return NULL;
     }
     Places stack = {0}, site = {0};

@@ -113,7 +113,7 @@ static int module_exec(PyObject *mod)
         return -1;
     }
 #endif
-    if (!claims_init()) {
+    if (!claims_init() || !dump_init()) {
         return -1;
     }
     run_module_init();

@@ -1553,13 +1553,13 @@ static G *steal_work(M *m, int64_t *now_ns, bool *inherit)
 
 static void stop_spinning(M *m)
 {
-    m->spinning = false;
+    __atomic_store_n(&m->spinning, false, __ATOMIC_RELAXED); /* schedtrace reads it */
     atomic_fetch_sub(&sched.nmspinning, 1);
 }
 
 static void start_spinning(M *m)
 {
-    m->spinning = true;
+    __atomic_store_n(&m->spinning, true, __ATOMIC_RELAXED);
     atomic_fetch_add(&sched.nmspinning, 1);
 }
 
@@ -1784,7 +1784,7 @@ static bool give_to_m0(M *m, G *g)
         idle_m_remove(m0);
         trace_proc_stop(m);
         m0->nextp = m->p;
-        m0->spinning = false;
+        __atomic_store_n(&m0->spinning, false, __ATOMIC_RELAXED);
         p_give(m->p, m0);
         m->p = NULL;
     }

@@ -1198,6 +1198,7 @@ extern PyMethodDef stall_methods[];
 
 /* ---- dump.c ------------------------------------------------------------------------------------ */
 
+bool dump_init(void);                /* when the module is made. False: exception */
 void dump_below(PyCodeObject *code); /* what runs it is below every goroutine: run() */
 extern PyMethodDef dump_methods[];
 

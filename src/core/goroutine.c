@@ -301,7 +301,7 @@ static PyCodeObject *caller_outside(int32_t *lasti)
 }
 
 /* `asked`: what was noted when it was asked for, if that was earlier than now. */
-static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
+static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool plain, bool late,
                  const Callback *asked)
 {
     PyObject *context = NULL;
@@ -333,6 +333,7 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     g->name = name; /* never changes: anybody may read it */
     g->context = context;
     g->put_off = put_off & 3;
+    g->plain = plain;
     g->late = late;
     if (unlikely(asked != NULL)) {
         g->site_code = (PyCodeObject *)Py_XNewRef((PyObject *)asked->site_code);
@@ -364,9 +365,9 @@ static G *g_make(M *m, PyObject *coro, PyObject *name, int put_off, bool late,
     return g;
 }
 
-G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late)
+G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool plain, bool late)
 {
-    return g_make(m, coro, name, put_off, late, NULL);
+    return g_make(m, coro, name, put_off, plain, late, NULL);
 }
 
 /* A thread that is no M may be anywhere in go() when the run ends and the next one begins. Being counted, being
@@ -741,13 +742,12 @@ done:
     int put_off = !later ? 0 : nargs == 2 ? PUT_OFF_ONE : PUT_OFF_TUPLE;
     go_for_caller = for_caller;
     go_begins = begins;
-    G *g = g_new(m, coro, name, put_off, false);
+    G *g = g_new(m, coro, name, put_off, plain, false);
     go_for_caller = go_begins = false;
     Py_XDECREF(own_name);
     if (g == NULL) {
         return NULL;
     }
-    g->plain = plain;
     if (unlikely(!g_let_in(g))) {
         PyObject *r = given || later || plain ? NULL : PyObject_CallMethod(coro, "close", NULL);
         Py_XDECREF(r); /* not "never awaited": closing what has not begun cannot fail */
@@ -812,7 +812,7 @@ void callback_start(Callback *cb)
     PyObject *name = coro != NULL ? name_of(cb->fn) : NULL;
     G *g = NULL;
     if (name != NULL) {
-        g = g_make(own_m(), coro, name, 0, false, cb); /* eats coro */
+        g = g_make(own_m(), coro, name, 0, !async, false, cb); /* eats coro */
         Py_DECREF(name);
     }
     else {
@@ -822,7 +822,6 @@ void callback_start(Callback *cb)
         run_fail(compat_take_exception());
         return;
     }
-    g->plain = !async;
     if (unlikely(!g_let_in(g))) { /* as in core_go */
         PyObject *r = async ? PyObject_CallMethod(g->coro, "close", NULL) : NULL;
         Py_XDECREF(r);

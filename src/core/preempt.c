@@ -151,9 +151,9 @@ bool preempt_park(M *m)
 
 /* ---- our thread ---- */
 
-/* Of those with a mark, how many have used CPU time since we looked last, or wait for the GIL. `rest`: there are others. `users`: threads in
- * the code of goroutines that are not stopped. The M may reach a scheduling point right now: then it clears a mark that
- * we have just set, or we set one that is cleared at the next. */
+/* Of those with a mark, how many have used CPU time since we looked last, or wait for the GIL. `rest`: there are others.
+ * `users`: threads in the code of goroutines that are not stopped. The M may reach a scheduling point right now: then it
+ * clears a mark that we have just set, or we set one that is cleared at the next. */
 static int wanted(bool *rest, int *users)
 {
     int n = 0;

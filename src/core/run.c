@@ -815,9 +815,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     }
     reset_sched(m);
     /* Before m_init enters an empty context: main starts with a copy of the caller's. */
-    G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, false);
+    G *g = g_new(NULL, Py_NewRef(coro), name != Py_None ? name : NULL, 0, PyTuple_CheckExact(coro),
+                 false);
     if (g != NULL) {
-        g->plain = PyTuple_CheckExact(coro);
         g_let_in_main(g);
     }
     PyFrameObject *frame = PyEval_GetFrame();
@@ -972,7 +972,7 @@ static PyObject *core_running(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 /* go for the runtime's own needs: allowed while it stops. Eats nothing. */
 static PyObject *core_go_late(PyObject *Py_UNUSED(mod), PyObject *coro)
 {
-    G *g = g_new(own_m(), Py_NewRef(coro), NULL, 0, true);
+    G *g = g_new(own_m(), Py_NewRef(coro), NULL, 0, false, true);
     if (g == NULL) {
         return NULL;
     }

@@ -1002,7 +1002,7 @@ void context_raise(G *g); /* Cancelled, by the context that is over */
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
 /* Created where the caller stands. Eats coro; returns two references. Then it must be let in, or discarded. */
-G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool late);
+G *g_new(M *m, PyObject *coro, PyObject *name, int put_off, bool plain, bool late);
 void g_abandon(M *m, G *g, PyObject *exc); /* its function goes on, nobody waits for it; eats exc */
 bool g_let_in(G *g);                       /* into the run; false: that ends */
 void g_let_in_main(G *g);

@@ -120,5 +120,7 @@ def nothing_is_left() -> Iterator[None]:
     assert signal.set_wakeup_fd(-1) == -1
     assert os.sched_getaffinity(0) == cpus
     assert sys.getswitchinterval() == interval
+    if open_files() != files:
+        gc.collect()  # a broken executor of the standard library is a cycle, with its pipes
     assert open_files() == files
     assert gofer.gomaxprocs() == procs

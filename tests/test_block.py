@@ -3,12 +3,13 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
 import pytest
 
 import gofer
+from gofer import context
 from tests.support import PATIENCE, Program, give, parked, sleep_long, thread, until, wait_for
 
 
@@ -212,16 +213,98 @@ def test_a_goroutine_goes_on_when_time_is_up(procs: int) -> None:
     assert beside(foreign, procs) == 5
 
 
-@pytest.mark.parametrize("timeout", [0, -1, 0.0])
-def test_without_time_it_does_what_can_be_done_at_once(timeout: float, procs: int) -> None:
-    def foreign() -> None:
-        ch = gofer.Chan[int](1)
-        gofer.block(ch.send(1), timeout=timeout)
-        assert gofer.block(ch.recv(), timeout=timeout) == 1
-        with pytest.raises(TimeoutError):
-            gofer.block(ch.recv(), timeout=timeout)
+def in_plain_goroutine(fn: Callable[[], object], procs: int) -> None:
+    gofer.run(fn, procs=procs)
 
-    beside(foreign, procs)
+
+@pytest.mark.parametrize("where", [beside, in_plain_goroutine])
+@pytest.mark.parametrize("timeout", [0, -1, 0.0])
+def test_without_time_it_does_what_can_be_done_at_once(
+    timeout: float, where: Callable[[Callable[[], object], int], object], procs: int
+) -> None:
+    async def receive(ch: gofer.Chan[int]) -> int:
+        await gofer.gosched()
+        await gofer.sleep(0)
+        return await ch.recv()
+
+    class Receives:
+        def __init__(self, ch: gofer.Chan[int]) -> None:
+            self.ch = ch
+
+        def __await__(self) -> Generator[Any, Any, int]:
+            return self.ch.recv().__await__()
+
+    def plain() -> None:
+        ch, mu, ended = gofer.Chan[int](1), gofer.Mutex(), gofer.go(give, 5)
+        gofer.block(ended)
+        assert gofer.block(ended, timeout=timeout) == 5
+        gofer.block(gofer.gosched(), timeout=timeout)
+        gofer.block(mu.lock(), timeout=timeout)
+        with pytest.raises(TimeoutError):
+            gofer.block(mu.lock(), timeout=timeout)
+        awaitables: list[Callable[[], Awaitable[Any]]] = [
+            ch.recv,
+            lambda: receive(ch),
+            lambda: Receives(ch),
+            lambda: gofer.go(receive, ch),
+            lambda: gofer.select(ch.recv(), gofer.sleep(1000)),
+        ]
+        for make in awaitables:
+            with pytest.raises(TimeoutError, match=r"block\(\) timed out"):
+                gofer.block(make(), timeout=timeout)
+        gofer.block(gofer.sleep(0.001))
+        gofer.block(ch.send(1))  # the goroutine's, which goes on
+        for make in (ch.recv, lambda: receive(ch), lambda: Receives(ch)):
+            ch.send_nowait(1)
+            assert gofer.block(make(), timeout=timeout) == 1
+        gofer.block(ch.send(1), timeout=timeout)
+        with pytest.raises(TimeoutError):
+            gofer.block(ch.send(2), timeout=timeout)
+        assert len(ch) == 1
+
+    where(plain, procs)
+
+
+def test_without_time_other_ends_are_not_hidden(procs: int) -> None:
+    async def fails() -> None:
+        raise KeyError("its own")
+
+    async def cleans_up(ch: gofer.Chan[int]) -> int:
+        try:
+            return await ch.recv()
+        except gofer.Cancelled:
+            return -1
+
+    def cancelled(ch: gofer.Chan[int]) -> None:
+        gofer.current().cancel()
+        gofer.block(ch.recv(), timeout=0)
+
+    def plain() -> None:
+        ch = gofer.Chan[int](1)
+        with pytest.raises(KeyError, match="its own"):
+            gofer.block(fails(), timeout=0)
+        assert gofer.block(cleans_up(ch), timeout=0) == -1
+        ch.send_nowait(1)
+        with pytest.raises(gofer.Cancelled):
+            gofer.block(gofer.go(cancelled, ch))
+        assert len(ch) == 1
+        with pytest.raises(gofer.Cancelled):
+            gofer.block(within_cancelled(ch))
+        assert len(ch) == 1
+
+    async def within_cancelled(ch: gofer.Chan[int]) -> None:
+        ctx = context.with_cancel()
+
+        def receive() -> None:
+            ctx.cancel()
+            gofer.block(ch.recv(), timeout=0)
+
+        async with context.with_cancel(ctx):
+            g = gofer.go(receive)
+            async with context.shield():
+                await g
+
+    gofer.run(plain, procs=procs)
 
 
 @pytest.mark.parametrize(

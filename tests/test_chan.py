@@ -11,7 +11,16 @@ import pytest
 
 import gofer
 from gofer import _core
-from tests.support import PATIENCE, gone, parked, thread, until, wait_for
+from tests.support import (
+    PATIENCE,
+    SANITIZED,
+    gone,
+    parked,
+    run_program,
+    thread,
+    until,
+    wait_for,
+)
 
 T = TypeVar("T")
 
@@ -77,6 +86,26 @@ def test_a_capacity_that_is_no_integer_is_a_type_error(capacity: Any) -> None:
 def test_a_capacity_below_zero_or_beyond_all_measure_is_a_value_error(capacity: int) -> None:
     with pytest.raises(ValueError):  # noqa: PT011
         gofer.Chan(capacity)
+
+
+@pytest.mark.skipif(SANITIZED, reason="sanitizers end a program that asks for so much")
+def test_a_capacity_for_which_there_is_no_memory_is_a_value_error_if_it_is_huge() -> None:
+    end = run_program(
+        """
+        import gofer, resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (900 << 20, resource.RLIM_INFINITY))
+        for capacity in (2**27 - 1, 2**27, 2**40, 2**48):
+            try:
+                gofer.Chan(capacity)
+            except (MemoryError, ValueError) as exc:
+                print(type(exc).__name__, exc)
+        """
+    )
+    needs = "ValueError a channel of capacity {} needs more memory than there is\n"
+    assert end.check() == "MemoryError \n" + "".join(
+        needs.format(capacity) for capacity in (2**27, 2**40, 2**48)
+    )
 
 
 def test_wrong_arguments_are_type_errors() -> None:

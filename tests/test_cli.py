@@ -106,6 +106,54 @@ def test_a_pipe_that_closes_is_no_error_to_speak_of(tmp_path: Path) -> None:
     assert done.stderr == b""
 
 
+PRINTING = [
+    ["--help"],
+    ["--version"],
+    ["trace", "--help"],
+    ["completion", "bash"],
+    ["top", "--list"],
+    ["demo", "--quick"],
+]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_output_that_cannot_be_written_is_told_in_a_line(
+    arguments: list[str], unbuffered: str
+) -> None:
+    env = environment(PYTHONUNBUFFERED=unbuffered)
+    shell = ["sh", "-c", '"$@" >/dev/full', "sh", *GOFER]
+    told = "gofer: cannot write to standard output: No space left on device\n"
+    assert gofer(*arguments, command=shell, env=env) == Finished(1, "", told)
+    shell = ["sh", "-c", '"$@" >&-', "sh", *GOFER]
+    told = "gofer: cannot write to standard output: Bad file descriptor\n"
+    assert gofer(*arguments, command=shell, env=env) == Finished(1, "", told)
+
+
+@pytest.mark.parametrize("arguments", PRINTING, ids=" ".join)
+def test_a_pipe_that_closes_is_silent_for_every_command(arguments: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as closed:
+        done = subprocess.run(
+            [*GOFER, *arguments],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            env=environment(),
+            timeout=PATIENCE,
+        )
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_without_output_nothing_else_changes(tmp_path: Path) -> None:
+    """Mistakes are told, and a program that prints nothing runs with what Python gives it."""
+    shell = ["sh", "-c", '"$@" >&-', "sh", *GOFER]
+    fails(gofer("trace", "nothing", command=shell, cwd=tmp_path), 1, "gofer trace: ", "nothing")
+    fails(gofer("nonsense", command=shell, cwd=tmp_path), 2, "usage: gofer")
+    path = script(tmp_path, "import sys; sys.exit(7 if sys.stdout is None else 8)")
+    assert gofer("run", path, command=shell) == Finished(7, "", "")
+
+
 # --- gofer run: as Python would ------------------------------------------------------------------
 
 SHOW = """
@@ -499,6 +547,13 @@ def test_a_trace_as_text_and_as_figures(traced: Path) -> None:
     assert "longest waits" not in gofer("trace", "--longest", "0", traced).check()
 
 
+def test_a_trace_whose_text_cannot_be_written(traced: Path) -> None:
+    shell = ["sh", "-c", '"$@" >/dev/full', "sh", *GOFER]
+    told = "gofer: cannot write to standard output: No space left on device\n"
+    assert gofer("trace", traced, command=shell) == Finished(1, "", told)
+    assert gofer("trace", traced, "--json", command=shell) == Finished(1, "", told)
+
+
 def test_a_trace_for_perfetto(traced: Path, tmp_path: Path) -> None:
     assert "x.json: " in gofer("trace", traced, "--perfetto", "x.json", cwd=tmp_path).check()
     assert json.loads((tmp_path / "x.json").read_text())["traceEvents"]
@@ -536,6 +591,11 @@ def test_bad_trace_files(traced: Path, tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(traced.read_bytes()[:-20])
     fails(gofer("trace", "cut", cwd=tmp_path), 1, "truncated", "--truncated")
     assert "prog.py: " in gofer("trace", "cut", "--truncated", cwd=tmp_path).check()
+    (tmp_path / "stub").write_bytes(traced.read_bytes()[:5])
+    fails(gofer("trace", "stub", cwd=tmp_path), 1, "truncated", "--truncated")
+    end = gofer("trace", "stub", "--truncated", cwd=tmp_path)
+    fails(end, 1, "truncated")
+    assert "--truncated" not in end.stderr  # it was given, and did not help
     fails(gofer("trace", traced, "--perfetto", "no/where.json", cwd=tmp_path), 1, "no/where.json")
 
 

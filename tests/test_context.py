@@ -20,6 +20,7 @@ from tests.support import (
     here,
     parked,
     sleep_long,
+    spin,
     thread,
     until,
     wait_for,
@@ -1545,18 +1546,92 @@ def test_what_is_started_in_a_shield_is_shielded(procs: int) -> None:
     gofer.run(main, procs=procs)
 
 
-def test_a_shield_is_none_against_cancel_of_the_goroutine(procs: int) -> None:
-    async def child() -> None:
-        async with context.shield():
-            await sleep_long()
+def test_cancel_of_the_goroutine_waits_for_the_end_of_the_shield(procs: int) -> None:
+    log: list[str] = []
+
+    async def child(ended: gofer.Chan[None]) -> None:
+        async with context.shield(), context.shield():
+            with pytest.raises(TimeoutError):  # what is inside counts
+                async with gofer.timeout(0.001):
+                    await sleep_long()
+            await ended.recv()
+            log.append("clean")
+        log.append("left")
+        await gofer.sleep(0)
+        log.append("not reached")
 
     async def main() -> None:
-        g = gofer.go(child)
+        ended = gofer.Chan[None]()
+        g = gofer.go(child, ended)
         await parked(g)
         g.cancel("why")
+        g.cancel("again")
+        await ended.send(None)
         with pytest.raises(gofer.Cancelled) as info:
             await g
         assert info.value.reason == "why"
+        assert log == ["clean", "left"]
+        log.clear()
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("how", ["by a context", "by cancel", "by nobody"])
+def test_clean_up_in_a_shield_outlives_main(procs: int, how: str) -> None:
+    log: list[str] = []
+
+    async def child() -> None:
+        try:
+            await sleep_long()
+        finally:
+            async with context.shield():
+                await gofer.sleep(0.03)
+                spin(0.15)  # so long that whoever computes is told at a boundary
+                await gofer.sleep(0.001)
+                log.append("clean")
+
+    async def main() -> None:
+        async with context.with_cancel() as ctx:
+            g = gofer.go(child)
+            await parked(g)
+            if how == "by a context":
+                ctx.cancel()
+            elif how == "by cancel":
+                g.cancel()
+
+    gofer.run(main, procs=procs)
+    assert log == ["clean"]
+
+
+def test_a_shield_does_not_keep_a_run_that_is_stuck(procs: int) -> None:
+    log: list[str] = []
+
+    async def stuck() -> None:
+        try:
+            async with context.shield():
+                await gofer.Chan[int]().recv()
+        finally:
+            log.append("out")
+
+    async def ends() -> None:
+        g = gofer.go(stuck)
+        await parked(g)
+
+    gofer.run(ends, procs=procs)
+    assert log == ["out"]
+    with pytest.raises(gofer.Deadlock):
+        gofer.run(stuck, procs=procs)
+    assert log == ["out", "out"]
+
+
+def test_what_is_started_in_a_shield_can_be_cancelled(procs: int) -> None:
+    async def main() -> None:
+        async with context.shield():
+            g = gofer.go(sleep_long)
+            await parked(g)
+            g.cancel()
+            with pytest.raises(gofer.Cancelled):
+                await g
 
     gofer.run(main, procs=procs)
 
@@ -1589,11 +1664,28 @@ def test_without_cancel_keeps_the_values_alone() -> None:
             child.cancel("child")
             assert child.cause() == "child"
             assert not over(ctx)
-            async with ctx:  # it protects its children, not who is in it
-                with pytest.raises(gofer.Cancelled):
+            for inner in (ctx, context.with_value("key", 2, ctx), context.with_timeout(10, ctx)):
+                async with inner:
                     await gofer.sleep(0)
+            with pytest.raises(gofer.Cancelled):
+                await gofer.sleep(0)
 
     gofer.run(main)
+
+
+def test_what_is_started_without_cancel_is_not_cancelled(procs: int) -> None:
+    async def main() -> None:
+        async with context.with_cancel() as ctx:
+            async with context.without_cancel():
+                g = gofer.go(give, 5)
+                waits = gofer.go(sleep_long)
+            ctx.cancel()
+        assert await g == 5
+        waits.cancel()  # which is another thing
+        with pytest.raises(gofer.Cancelled):
+            await waits
+
+    gofer.run(main, procs=procs)
 
 
 # --- after_func -----------------------------------------------------------------------------------

@@ -549,6 +549,13 @@ def test_goes_to_a_file_by_name(tmp_path: Path) -> None:
     assert parse((tmp_path / "b").read_text())[1].status == "running"
 
 
+@pytest.mark.parametrize("file", [5, b"name", object(), ["a"]])
+def test_what_cannot_be_written_to_is_a_type_error_that_names_it(file: Any) -> None:
+    with pytest.raises(TypeError, match="text stream or the name of a file") as info:
+        runtime.dump(file)
+    assert repr(file) in str(info.value)
+
+
 def test_outside_a_run_there_is_nothing() -> None:
     f = io.StringIO()
     runtime.dump(f)

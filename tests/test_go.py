@@ -28,6 +28,7 @@ from tests.support import (
     gone,
     here,
     parked,
+    run_program,
     sleep_long,
     thread,
     until,
@@ -875,6 +876,27 @@ def test_gosched_goes_behind_all_that_are_runnable() -> None:
 
     gofer.run(main, procs=1)
     assert order == ["c0", "a0", "b0", "c1", "a1", "b1", "c2", "a2", "b2"]
+
+
+def test_gosched_goes_behind_all_that_are_runnable_in_the_first_slice_of_a_process_too() -> None:
+    """That no slice has been counted yet is no reason to look at the global queue first."""
+    out = run_program(
+        """
+        import gofer
+
+        async def child():
+            print("child")
+
+        async def main():
+            g = gofer.go(child)
+            await gofer.gosched()
+            print("main")
+            await g
+
+        gofer.run(main, procs=1)
+        """
+    ).check()
+    assert out == "child\nmain\n"
 
 
 def test_work_spreads_over_all_ps() -> None:

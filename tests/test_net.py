@@ -644,6 +644,20 @@ def test_async_with_and_with_close() -> None:
     gofer.run(main)
 
 
+def test_detach_loses_nothing_that_was_read_ahead() -> None:
+    async def main() -> None:
+        a, b = (net.Conn(s.detach()) for s in socket.socketpair())
+        async with a, b:
+            await b.write(b"abcd")
+            assert await a.read_until(b"b") == b"ab"
+            with pytest.raises(ValueError, match=r"would lose 2 bytes .* read\(2\) first"):
+                a.detach()
+            assert await a.read(2) == b"cd"
+            os.close(a.detach())
+
+    gofer.run(main)
+
+
 def test_detach_gives_the_descriptor_back() -> None:
     async def main() -> None:
         a, b = conn_pair()

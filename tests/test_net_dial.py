@@ -1,11 +1,12 @@
 """dial, listen, names and addresses; UDP and Unix sockets."""
 
 import contextlib
+import errno
 import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,10 @@ def test_dial_where_nobody_listens_is_refused(procs: int) -> None:
 
 def test_dial_a_name_that_is_none() -> None:
     async def main() -> None:
-        with pytest.raises(socket.gaierror):
+        with pytest.raises(socket.gaierror, match=r"'no-such-host\.invalid'"):
             await net.dial("no-such-host.invalid", 80)
+        with pytest.raises(socket.gaierror, match=r"'no-such-host\.invalid'"):
+            net.dial_udp("no-such-host.invalid", 80)
         with pytest.raises(TypeError):
             await net.dial(80, 80)  # type: ignore[arg-type]
         with pytest.raises(TypeError):
@@ -294,6 +297,58 @@ def test_listen_on_a_port_in_use_or_an_address_of_another() -> None:
         net.listen("127.0.0.1", sock.getsockname()[1])
     with pytest.raises(OSError, match="assign"):
         net.listen("203.0.113.1", 0)
+
+
+@pytest.mark.parametrize("listen", [net.listen, net.listen_udp])
+def test_what_cannot_be_listened_on_is_named(listen: Callable[[str, int], Any]) -> None:
+    kind = socket.SOCK_STREAM if listen is net.listen else socket.SOCK_DGRAM
+    with socket.socket(socket.AF_INET, kind) as sock:
+        sock.bind(("127.0.0.1", 0))
+        if listen is net.listen:
+            sock.listen()
+        port = sock.getsockname()[1]
+        with pytest.raises(OSError, match=rf"in use: \('127\.0\.0\.1', {port}\)") as info:
+            listen("127.0.0.1", port)
+        assert (info.value.errno, type(info.value)) == (errno.EADDRINUSE, OSError)
+    with pytest.raises(OSError, match=r"assign.*: \('203\.0\.113\.1', 0\)") as info:
+        listen("203.0.113.1", 0)
+    assert info.value.errno == errno.EADDRNOTAVAIL
+
+    async def by_name() -> None:
+        listen("no-such-host.invalid", 0)
+
+    with pytest.raises(socket.gaierror, match=r": 'no-such-host\.invalid'") as name:
+        gofer.run(by_name)
+    assert name.value.errno in (socket.EAI_NONAME, socket.EAI_AGAIN)
+
+
+def test_a_port_that_is_taken_between_bind_and_listen_is_named() -> None:
+    """Both may bind it, as neither listens yet; the second to listen is told."""
+    with socket.socket() as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+        listening = socket.socket.listen
+
+        def late(self: socket.socket, backlog: int) -> None:
+            listening(sock)
+            listening(self, backlog)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(socket.socket, "listen", late)
+            with pytest.raises(OSError, match=rf"in use: \('127\.0\.0\.1', {port}\)"):
+                net.listen("127.0.0.1", port)
+
+
+def test_a_unix_path_that_cannot_be_listened_on_is_named(tmp_path: Path) -> None:
+    taken, nowhere = str(tmp_path / "taken"), tmp_path / "no" / "socket"
+    with net.listen_unix(taken), pytest.raises(OSError, match=f"in use: '{taken}'") as info:
+        net.listen_unix(taken)
+    assert info.value.errno == errno.EADDRINUSE
+    with pytest.raises(FileNotFoundError, match=f": '{nowhere}'"):
+        net.listen_unix(nowhere)
+    with pytest.raises(OSError, match=r"too long: 'xxx"):
+        net.listen_unix("x" * 200)
 
 
 def test_accepted_connections_are_served_by_all_ps() -> None:

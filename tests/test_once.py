@@ -4,6 +4,7 @@ import contextlib
 import gc
 import traceback
 import weakref
+from typing import Any
 
 import pytest
 
@@ -337,6 +338,13 @@ def test_it_looks_like_the_function() -> None:
     get = gofer.once_value(load_config)
     assert get.__name__ == "load_config"
     assert get.__doc__ == "Read it."
+
+
+@pytest.mark.parametrize("fn", [3, None, "load", ["load"]])
+def test_what_is_no_function_is_refused_at_once(fn: Any) -> None:
+    with pytest.raises(TypeError, match="needs a function") as info:
+        gofer.once_value(fn)
+    assert repr(fn) in str(info.value)
 
 
 def test_one_who_waits_for_the_value_may_be_cancelled(procs: int) -> None:

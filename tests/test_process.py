@@ -109,6 +109,46 @@ def test_what_cannot_be_started() -> None:
     gofer.run(main)
 
 
+def test_input_that_is_no_bytes_is_told_at_the_call() -> None:
+    async def main() -> None:
+        text: Any = "text"
+        with pytest.raises(TypeError, match="input must be bytes, not str"):
+            await process.run(["cat"], input=text)
+        with pytest.raises(TypeError, match="input must be bytes, not str"):
+            await process.run(["cat"], input=text, timeout=10)
+        async with await process.start(["cat"], stdin=PIPE, stdout=PIPE) as p:
+            with pytest.raises(TypeError, match="input must be bytes, not str"):
+                await p.communicate(text)
+            assert await p.communicate(b"bytes") == (b"bytes", None)
+        for data in (bytearray(b"abc"), memoryview(b"abc")):
+            assert (await process.run(["cat"], input=data, stdout=PIPE)).stdout == b"abc"
+
+    gofer.run(main)
+
+
+def test_a_command_that_is_none() -> None:
+    async def main() -> None:
+        for call in (process.run, process.start):
+            nothings: list[Any] = [[], (), "", b""]
+            for nothing in nothings:
+                with pytest.raises(ValueError, match="must begin with a program"):
+                    await call(nothing, stdout=PIPE)
+            wrongs: list[Any] = [None, 5, {"echo": 1}, {"echo"}]
+            for wrong in wrongs:
+                with pytest.raises(TypeError, match=f"a list.*not {type(wrong).__name__}"):
+                    await call(wrong, stdout=PIPE)
+            item: Any = ["echo", 5]
+            with pytest.raises(TypeError, match="not int"):
+                await call(item, stdout=PIPE)
+            with pytest.raises(FileNotFoundError, match="echo hello") as info:
+                await call("echo hello", stdout=PIPE)
+            assert "list" in info.value.__notes__[0]
+        assert (await process.run(Path("/bin/true"))).returncode == 0
+        assert (await process.run("true")).returncode == 0
+
+    gofer.run(main)
+
+
 def test_a_timeout_kills_it(procs: int) -> None:
     async def main() -> None:
         start = time.monotonic()
@@ -209,6 +249,62 @@ def test_leaving_the_block_by_an_exception_kills_it() -> None:
         assert children() == []
 
     gofer.run(main)
+
+
+def test_a_process_that_is_killed_because_time_is_up_ends_the_block_with_timeout_error(
+    procs: int,
+) -> None:
+    async def too_long() -> None:
+        async with gofer.timeout(0.05):
+            p = await process.start(["sleep", "100"])
+            await p.wait()
+
+    async def main() -> None:
+        for _ in range(5):
+            with pytest.raises(TimeoutError):
+                await too_long()
+
+    gofer.run(main, procs=procs)
+
+
+def test_leaving_the_block_waits_for_what_still_runs(procs: int) -> None:
+    """As with subprocess: one that is read to its end has not ended yet, and keeps its status."""
+
+    async def main() -> None:
+        script = "exec 1>&-; sleep 0.05; exit 3"
+        async with await process.start(["sh", "-c", script], stdout=PIPE) as p:
+            assert p.stdout is not None
+            assert await p.stdout.read() == b""
+            assert p.returncode is None
+        assert p.returncode == 3
+        async with await process.start(["cat"], stdin=PIPE) as p:
+            pass  # its input ends with the block
+        assert p.returncode == 0
+
+    gofer.run(main, procs=procs)
+
+
+def test_leaving_the_block_while_cancelled_leaves_no_zombie(procs: int) -> None:
+    async def leaves() -> None:
+        async with await process.start(["sleep", "100"]):
+            me = gofer.current()
+            assert me is not None
+            me.cancel()
+
+    async def main() -> None:
+        assert isinstance(await raised_by(gofer.go(leaves)), gofer.Cancelled)
+        assert children() == []
+
+    gofer.run(main, procs=procs)
+
+
+def test_what_has_ended_before_the_end_of_the_block_keeps_its_status(procs: int) -> None:
+    async def main() -> None:
+        async with await process.start(["sh", "-c", "exit 3"]) as p:
+            await until(lambda: all(child.endswith("Z") for child in children()))
+        assert p.returncode == 3
+
+    gofer.run(main, procs=procs)
 
 
 def test_waiting_does_not_block_others() -> None:

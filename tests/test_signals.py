@@ -1,6 +1,7 @@
 """Signals as values on a channel, and as the end of a context."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -205,9 +206,13 @@ def test_it_needs_no_runtime() -> None:
 def test_bad_use_changes_nothing() -> None:
     with pytest.raises(ValueError, match="at least one signal"):
         signals.notify()
-    for bad in (0, -1, 10_000, "SIGUSR1"):
-        with pytest.raises(ValueError, match=repr(bad)):
-            signals.notify(USR1, bad)  # type: ignore[arg-type]
+    for number in (0, -1, 10_000):
+        with pytest.raises(ValueError, match=repr(number)):
+            signals.notify(USR1, number)
+    none: Any
+    for none in ("SIGUSR1", "x", None, 12.0, True, [USR1]):
+        with pytest.raises(TypeError, match=re.escape(repr(none))):
+            signals.notify(USR1, none)
     for bad in (signal.SIGKILL, signal.SIGSTOP):
         with pytest.raises(ValueError, match="cannot be caught"):
             signals.notify(USR1, bad)
@@ -258,7 +263,8 @@ def test_what_a_handler_raises_is_not_for_whoever_listens_meanwhile() -> None:
 
     def handler(signum: int, frame: object) -> None:
         raised.append(signum)
-        raise Raised
+        if len(raised) == 1:  # another may have been sent before this one was handled
+            raise Raised
 
     def foreign() -> None:
         ready.wait()
@@ -282,7 +288,7 @@ def test_what_a_handler_raises_is_not_for_whoever_listens_meanwhile() -> None:
     signal.signal(USR2, handler)
     gofer.run(main)
     signal.signal(USR2, catch)
-    assert len(raised) == 1
+    assert raised
 
 
 def test_handlers_that_are_not_pythons_come_back() -> None:

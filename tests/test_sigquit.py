@@ -274,6 +274,64 @@ def test_a_signal_that_is_ignored_stays_ignored() -> None:
     assert end.check() == "alive\n"
 
 
+def ignore() -> None:
+    """As a shell does for `program &`."""
+    signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+
+
+def test_one_that_was_ignored_when_the_program_began_dumps() -> None:
+    program = Program(WAITING.format(wait="await gofer.sleep(1000)", procs=2), preexec=ignore)
+    assert len(HEADERS.findall(quit_it(program))) == 4
+
+
+def test_that_one_is_ignored_again_after_the_run_and_dumps_in_the_next() -> None:
+    program = Program(
+        """
+        import gofer, os, signal
+        from gofer import signals
+
+        async def listen():
+            ch = signals.notify(signal.SIGQUIT)
+            os.kill(os.getpid(), signal.SIGQUIT)
+            await ch.recv()
+            signals.stop(ch)
+
+        async def main():
+            await listen()
+            print("ready", flush=True)
+            await gofer.sleep(1000)
+
+        for _ in range(2):
+            gofer.run(listen)
+            assert signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGQUIT)
+        gofer.run(main)
+        """,
+        preexec=ignore,
+    )
+    quit_it(program)
+
+
+def test_a_program_that_ignores_it_itself_is_left_alone_however_it_began() -> None:
+    end = run_program(
+        """
+        import gofer, os, signal
+        from gofer import signals
+
+        async def main():
+            signals.stop(signals.notify(signal.SIGQUIT))
+            os.kill(os.getpid(), signal.SIGQUIT)
+            await gofer.sleep(0.05)
+            print("alive")
+
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        gofer.run(main)
+        """,
+        preexec=ignore,
+    )
+    assert end.check() == "alive\n"
+
+
 def test_a_forked_child_ends_as_any_process() -> None:
     end = run_program(
         """

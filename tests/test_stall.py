@@ -179,3 +179,5 @@ def test_may_be_switched_while_a_run_is_on(procs: int) -> None:
 def test_misuse() -> None:
     with pytest.raises(ValueError, match="at least"):
         runtime.on_stall(print, after=0)
+    with pytest.raises(TypeError, match="needs a function or None, not 5"):
+        runtime.on_stall(5)  # type: ignore[arg-type]

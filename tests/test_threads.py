@@ -79,6 +79,24 @@ def test_a_program_that_needs_more_than_the_limit_ends(most: int) -> None:
 
 
 @pytest.mark.usefixtures("limit")
+@pytest.mark.parametrize("procs", [1, 4])
+def test_goroutines_that_are_locked_to_more_threads_than_the_limit(procs: int) -> None:
+    """None of them can run another, not even to say that there is no thread left."""
+
+    async def locked() -> None:
+        gofer.lock_os_thread()
+        await gofer.sleep(0.2)
+
+    async def main() -> None:
+        for g in [gofer.go(locked) for _ in range(20)]:
+            await g
+
+    gofer.set_max_threads(8)
+    with pytest.raises(RuntimeError, match="exceeds 8-thread limit"):
+        gofer.run(main, procs=procs)
+
+
+@pytest.mark.usefixtures("limit")
 def test_the_limit_is_checked_at_once_when_it_is_lowered() -> None:
     async def main() -> None:
         await many_at_once()

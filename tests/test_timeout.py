@@ -335,3 +335,43 @@ def test_it_is_for_one_block(procs: int) -> None:
                 pass
 
     gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("how", ["recv_ok", "recv", "async for", "send", "wait"])
+def test_what_others_do_because_time_is_up_does_not_end_the_block(procs: int, how: str) -> None:
+    """They are in the same context, and their clean-up comes while this one still waits."""
+
+    async def child(ch: gofer.Chan[int], wg: gofer.WaitGroup) -> None:
+        try:
+            await sleep_long()
+        finally:
+            ch.close()
+            wg.done()
+
+    async def wait(ch: gofer.Chan[int], wg: gofer.WaitGroup) -> None:
+        match how:
+            case "recv_ok":
+                await ch.recv_ok()
+            case "recv":
+                await ch.recv()
+            case "async for":
+                async for _ in ch:
+                    pass
+            case "send":
+                await ch.send(1)
+            case _:
+                await wg.wait()
+
+    async def main() -> None:
+        for _ in range(20):
+            ch, wg = gofer.Chan[int](), gofer.WaitGroup()
+            wg.add()
+            with pytest.raises(TimeoutError):
+                await within_a_moment(ch, wg)
+
+    async def within_a_moment(ch: gofer.Chan[int], wg: gofer.WaitGroup) -> None:
+        async with gofer.timeout(0.002):
+            gofer.go(child, ch, wg)
+            await wait(ch, wg)
+
+    gofer.run(main, procs=procs)

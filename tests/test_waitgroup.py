@@ -323,10 +323,13 @@ def test_a_failure_that_nobody_takes_ends_the_run(procs: int) -> None:
         wg = gofer.WaitGroup()
         wg.go(fails)
         await wg.wait()
+        slipped.append(wg)
 
+    slipped: list[gofer.WaitGroup] = []
     for _ in range(20):
         with pytest.raises(KeyError, match="nobody looks"):
             gofer.run(main, procs=procs)
+    assert slipped == []
 
 
 @pytest.mark.parametrize("fn", [5, None, "f", object()])

@@ -185,8 +185,15 @@ PyObject *block_on(PyObject *op, int64_t until_ns, bool needs_runtime)
     return result;
 }
 
-/* What to send to: an operation of ours. Coroutines and foreign awaitables get a goroutine, in *own. */
-static PyObject *as_operation(PyObject *obj, G **own)
+/* A coroutine that awaits it so long. Without time it does what it can do at once: see hooks.limited. */
+static PyObject *limit(PyObject *obj, PyObject *timeout, int64_t ns)
+{
+    return PyObject_CallFunctionObjArgs(hooks.limited, obj, ns > 0 ? timeout : Py_None, NULL);
+}
+
+/* What to send to: an operation of ours. Coroutines and foreign awaitables get a goroutine, in *own. That one
+ * needs a P before it can try: if there is no time, it is told to give up when it begins to wait. */
+static PyObject *as_operation(PyObject *obj, bool at_once, G **own)
 {
     if (PyObject_TypeCheck(obj, &Operation_Type)) {
         return Py_NewRef(obj);
@@ -196,11 +203,13 @@ static PyObject *as_operation(PyObject *obj, G **own)
         g = Py_NewRef(obj);
     }
     else {
-        if (PyCoro_CheckExact(obj)) {
+        bool is_coro = PyCoro_CheckExact(obj);
+        if (is_coro && !at_once) {
             coro = Py_NewRef(obj);
         }
-        else if (Py_TYPE(obj)->tp_as_async != NULL && Py_TYPE(obj)->tp_as_async->am_await != NULL) {
-            coro = PyObject_CallOneArg(hooks.as_coroutine, obj);
+        else if (is_coro || (Py_TYPE(obj)->tp_as_async != NULL &&
+                             Py_TYPE(obj)->tp_as_async->am_await != NULL)) {
+            coro = at_once ? limit(obj, Py_None, 0) : PyObject_CallOneArg(hooks.as_coroutine, obj);
         }
         else {
             PyErr_Format(PyExc_TypeError, "block() needs an operation or a coroutine, not %R", obj);
@@ -243,7 +252,7 @@ PyObject *block_plain(M *m, PyObject *iter)
 }
 
 /* What to send to, in the name of this goroutine. */
-static PyObject *as_iterator(PyObject *obj, PyObject *timeout)
+static PyObject *as_iterator(PyObject *obj, PyObject *timeout, int64_t ns)
 {
     PyAsyncMethods *async = Py_TYPE(obj)->tp_as_async;
     if (!PyCoro_CheckExact(obj) && (async == NULL || async->am_await == NULL)) {
@@ -251,7 +260,7 @@ static PyObject *as_iterator(PyObject *obj, PyObject *timeout)
         return NULL;
     }
     if (timeout != Py_None) {
-        return PyObject_CallFunctionObjArgs(hooks.limited, obj, timeout, NULL);
+        return limit(obj, timeout, ns);
     }
     if (PyCoro_CheckExact(obj) || PyObject_TypeCheck(obj, &Operation_Type)) {
         return Py_NewRef(obj);
@@ -284,7 +293,7 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
                                                 "runs while its goroutine waits already");
             return NULL;
         }
-        PyObject *iter = as_iterator(obj, timeout);
+        PyObject *iter = as_iterator(obj, timeout, ns);
         return iter != NULL ? block_plain(m, iter) : NULL;
     }
     if (m != NULL) {
@@ -297,9 +306,11 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
         return NULL;
     }
     G *own = NULL;
-    PyObject *op = as_operation(obj, &own);
+    bool at_once = timeout != Py_None && ns == 0;
+    PyObject *op = as_operation(obj, at_once, &own);
+    bool limited = timeout != Py_None && !(at_once && own != NULL);
     PyObject *result =
-        op != NULL ? block_on(op, timeout == Py_None ? TIME_NEVER : nanotime() + ns, true) : NULL;
+        op != NULL ? block_on(op, limited ? nanotime() + ns : TIME_NEVER, true) : NULL;
     if (own != NULL && result == NULL) { /* given up: so is the coroutine */
         PyObject *exc = compat_take_exception();
         g_cancel(own, NULL);
@@ -309,16 +320,28 @@ static PyObject *core_block(PyObject *Py_UNUSED(mod), PyObject *args, PyObject *
     return result;
 }
 
+/* waits(): whether this goroutine has begun to wait, and is about to be suspended. For who drives a coroutine by
+ * hand. */
+static PyObject *core_waits(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    M *m = tls_m;
+    G *g = m != NULL ? m->curg : NULL;
+    return PyBool_FromLong(
+        g != NULL && atomic_load_explicit(&g->wait_reason, memory_order_relaxed) != WAIT_NONE);
+}
+
 PyDoc_STRVAR(
     block_doc,
     "block(op, /, timeout=None)\n--\n\n"
     "Wait for an operation or a coroutine in plain code: in a plain goroutine, or in any other\n"
     "thread while a runtime runs. TimeoutError when `timeout` seconds have passed; the operation "
     "is "
-    "then taken back.\n\n>>> def plain(ch):\n...     return block(ch.recv(), timeout=1.5)\n"
+    "then taken back. With 0 it does what can be done at once.\n\n>>> def plain(ch):\n...     "
+    "return block(ch.recv(), timeout=1.5)\n"
     ">>> await go(plain, ch)\n1");
 
 PyMethodDef block_methods[] = {
     {"block", (PyCFunction)(void (*)(void))core_block, METH_VARARGS | METH_KEYWORDS, block_doc},
+    {"waits", core_waits, METH_NOARGS, NULL},
     {NULL},
 };

@@ -518,6 +518,10 @@ static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
             return PYGEN_ERROR;
         }
     }
+    if (unlikely(op_state(op) == OP_CLOSED) && op_raise_if_over(g)) {
+        op_set_state(op, OP_DONE);
+        return PYGEN_ERROR;
+    }
     return chanop_finish(m, op, result); /* a cancellation waits for the next operation */
 }
 
@@ -836,11 +840,19 @@ static PyObject *chan_receiver(PyObject *self, void *Py_UNUSED(c))
     return view_new(&RecvChan_Type, chan_of(self), NULL);
 }
 
+/* A ring of 1 GiB: if that is not to be had, the number is at fault, not the state of the program. */
+#define HUGE_CAPACITY (((Py_ssize_t)1 << 30) / (Py_ssize_t)sizeof(PyObject *))
+
 static Chan *chan_alloc(PyTypeObject *type, Py_ssize_t cap)
 {
     PyObject **buf = cap > 0 ? calloc((size_t)cap, sizeof *buf) : NULL;
     if (cap > 0 && buf == NULL) {
-        return (Chan *)PyErr_NoMemory();
+        if (cap < HUGE_CAPACITY) {
+            return (Chan *)PyErr_NoMemory();
+        }
+        PyErr_Format(PyExc_ValueError, "a channel of capacity %zd needs more memory than there is",
+                     cap);
+        return NULL;
     }
     Chan *ch = (Chan *)type->tp_alloc(type, 0); /* all zero */
     if (ch == NULL) {

@@ -1267,7 +1267,17 @@ static PyObject *descriptor_close(PyObject *self, PyObject *Py_UNUSED(a))
 
 static PyObject *descriptor_detach(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    int fd = shut((Conn *)self, true);
+    Conn *c = (Conn *)self;
+    obj_lock(&c->lock);
+    size_t ahead = atomic_load(&c->closing) ? 0 : buffered(c);
+    obj_unlock(&c->lock);
+    if (ahead > 0) {
+        PyErr_Format(PyExc_ValueError,
+                     "detach() would lose %zu bytes that have been read ahead: read(%zu) first",
+                     ahead, ahead);
+        return NULL;
+    }
+    int fd = shut(c, true);
     if (fd < 0) {
         PyErr_SetString(hooks.Closed, "detach() of a closed connection, or one in use");
         return NULL;
@@ -1468,6 +1478,7 @@ PyDoc_STRVAR(
     ">>> conn.close()");
 PyDoc_STRVAR(detach_doc, "detach()\n--\n\n"
                          "Give up the descriptor and return it, still open.\n\n"
+                         "ValueError while there are bytes that have been read ahead.\n\n"
                          ">>> fd = conn.detach()\n>>> os.close(fd)");
 PyDoc_STRVAR(fileno_doc,
              "fileno()\n--\n\n"

@@ -220,7 +220,13 @@ static void mark_over(M *with_p, Context *c, Context *origin, PyObject *err, PyO
         atomic_store_explicit(&c->done->closed, 1, memory_order_release);
         obj_unlock(&c->done->lock);
     }
-    for (Bind *b = c->bound; b != NULL; b = b->next) {
+    /* The oldest first: he who is in the block hears of it before those that he has started there, whose clean-up
+     * might end his wait. */
+    Bind *oldest = c->bound;
+    while (oldest != NULL && oldest->next != NULL) {
+        oldest = oldest->next;
+    }
+    for (Bind *b = oldest; b != NULL; b = b->prev) {
         atomic_fetch_or(&b->g->state, G_OVER);
         Py_INCREF(b->g);
         if (!goready(with_p, b->g, false)) {
@@ -427,6 +433,12 @@ static void bind_free(M *m, Bind *b)
     free(b);
 }
 
+/* What is bound further out does not reach in. */
+static bool keeps_out(const Context *c)
+{
+    return c->kind == SHIELD || c->root->kind == DETACHED;
+}
+
 /* Only by the goroutine itself. The hint goes first: if the context ends now, it comes again. */
 bool context_over(G *g)
 {
@@ -436,7 +448,7 @@ bool context_over(G *g)
             atomic_fetch_or(&g->state, G_OVER);
             return true;
         }
-        if (b->ctx->kind == SHIELD) {
+        if (keeps_out(b->ctx)) {
             break;
         }
     }
@@ -484,7 +496,7 @@ void bind_inherit(G *g, G *parent)
             (*end)->outer = NULL;
             end = &(*end)->outer;
         }
-        if (b->ctx->kind == SHIELD) {
+        if (keeps_out(b->ctx)) {
             break;
         }
     }
@@ -533,6 +545,9 @@ static PyObject *ctx_aenter(PyObject *self, PyObject *Py_UNUSED(a))
         b->outer = g->bind;
         g->bind = b;
         if (c->kind == SHIELD) {
+            atomic_store_explicit(&g->shields, g->shields + 1, memory_order_relaxed);
+        }
+        if (keeps_out(c)) {
             context_over(g);
         }
     }
@@ -582,6 +597,9 @@ static PyObject *ctx_aexit(PyObject *self, PyObject *const *args, Py_ssize_t nar
         return NULL;
     }
     g->bind = b->outer;
+    if (c->kind == SHIELD) {
+        atomic_store_explicit(&g->shields, g->shields - 1, memory_order_relaxed);
+    }
     /* What is outside may be over: the next operation looks. */
     if (g->bind != NULL) {
         atomic_fetch_or(&g->state, G_OVER);

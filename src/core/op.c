@@ -83,7 +83,7 @@ bool op_slice_over_slow(M *m)
 /* Deliver a pending cancellation, once. */
 bool op_raise_pending(G *g)
 {
-    if (!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL)) {
+    if (!g_cancel_due(g)) {
         context_raise(g); /* again and again, as long as it is bound to that context */
         return true;
     }
@@ -496,6 +496,18 @@ void join_fire_all(M *m, JoinOp *op, bool next)
         }
         drop_later(m, (PyObject *)op);
         op = following;
+    }
+}
+
+/* Of one that has failed, and that nobody has a handle of: so these are records of WaitGroups. Who waits there for
+ * all to end must not go on as if they had. */
+void join_void_all(M *m, JoinOp *op)
+{
+    while (op != NULL) {
+        JoinOp *next = op->next;
+        op->next = NULL;
+        drop_later(m, (PyObject *)op);
+        op = next;
     }
 }
 

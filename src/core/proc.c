@@ -393,7 +393,12 @@ M *m_of(G *g)
 static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
 {
     int limit = atomic_load(&sched.max_threads);
-    M *m = sched.nm < limit ? m_new() : NULL;
+    if (unlikely(sched.nm >= limit) && atomic_load(&sched.fatal) == NULL) {
+        /* No place for an exception here: the next M in execute() reports it. That may have to be this one, and
+         * there may be more to come: all others may be wired or blocked, and the program needs Ms to end. */
+        atomic_store(&sched.thread_limit_hit, limit);
+    }
+    M *m = m_new();
     if (m != NULL) {
         m->nextp = p;
         m->nextg = g;
@@ -410,10 +415,8 @@ static M *m_start(P *p, G *g, bool spinning) /* sched.lock */
         sched.allm = m->all_next;
         sched.nm--;
         free(m);
-        limit = -sched.nm;
     }
-    /* No place for an exception here: the next M in execute() reports it. */
-    atomic_store(&sched.thread_limit_hit, limit);
+    atomic_store(&sched.thread_limit_hit, -sched.nm);
     return NULL;
 }
 
@@ -833,7 +836,7 @@ void slice_begin(M *m)
 {
     m->ops_left = m->ops_step = 0;
     count_add(&m->p->tick, 1);
-    /* local_get starts the clock when it matters */
+    /* op_slice_over starts the clock when it matters */
     atomic_store_explicit(&m->p->slice_start_ns, 0, memory_order_relaxed);
     slice_mark(m->p);
     p_leave(m);
@@ -844,6 +847,7 @@ void slice_end(M *m)
     if (unlikely(atomic_load_explicit(&m->preempt, memory_order_relaxed) != PREEMPT_NONE)) {
         preempt_forget(m);
         interrupt_ready(m);
+        m->ops_left = 0; /* sysmon thinks that the slice is over: see for ourselves */
     }
     if (p_enter(m)) {
         slice_mark(m->p);
@@ -1468,21 +1472,12 @@ static void execute(M *m, G *g, bool inherit)
  * ever is one slice: when that is over, it goes behind all others, to the global queue. */
 static G *local_get(M *m, bool *inherit)
 {
-    P *p = m->p;
-    G *g = runq_get(p, inherit);
-    if (g == NULL || !*inherit) {
-        return g;
-    }
-    int64_t now = coarse_nanotime();
-    int64_t start = atomic_load_explicit(&p->slice_start_ns, memory_order_relaxed);
-    if (start == 0) {
-        atomic_store_explicit(&p->slice_start_ns, now, memory_order_relaxed);
-    }
-    else if (now - start > SLICE_NS) {
+    G *g = runq_get(m->p, inherit);
+    if (g != NULL && *inherit && op_slice_over(m)) {
         lock(&sched.lock);
         globrunq_put(g);
         unlock(&sched.lock);
-        g = runq_get(p, inherit);
+        g = runq_get(m->p, inherit);
     }
     return g;
 }

@@ -7,7 +7,8 @@
  *   3. If it cannot attach, because C code has the GIL for long, or a collection waits for such a thread,
  *      sysmon writes what can be known without: it has been patient for two seconds then.
  * A handler that somebody has installed, through Python or not, is left alone; one that is installed later
- * takes our place. */
+ * takes our place. So is the program's wish to ignore it, but not that of whoever started it, as a shell does for
+ * `program &`: Go, too, leaves only SIGHUP and SIGINT ignored. */
 #include "runtime.h"
 
 #include <signal.h>
@@ -19,7 +20,8 @@
 enum { QUIT_NONE, QUIT_ASKED, QUIT_STARTED, QUIT_WRITING, QUIT_RAW };
 
 static _Atomic uint32_t quit;
-static int64_t since_ns; /* sysmon's: when it was seen */
+static int64_t since_ns;        /* sysmon's: when it was seen */
+static struct sigaction before; /* what we have replaced */
 
 /* ---- the handler ---- */
 
@@ -27,7 +29,7 @@ static void on_quit(int signum)
 {
     int error = errno;
     if (atomic_load(&sched.forked)) { /* no sysmon here: as if we had never been */
-        signal(signum, SIG_DFL);
+        sigaction(signum, &before, NULL);
         raise(signum);
         return;
     }
@@ -38,12 +40,26 @@ static void on_quit(int signum)
     errno = error;
 }
 
+/* signal.signal() and signal() leave a flag; exec() keeps none. */
+bool quit_ignored_by_program(const struct sigaction *now)
+{
+    return now->sa_handler == SIG_IGN && (now->sa_flags & (SA_ONSTACK | SA_RESTART));
+}
+
+/* Nobody in this process has had a say. */
+static bool is_nobodys(const struct sigaction *now)
+{
+    return !(now->sa_flags & SA_SIGINFO) &&
+           (now->sa_handler == SIG_DFL || now->sa_handler == SIG_IGN) &&
+           !quit_ignored_by_program(now);
+}
+
 void quit_watch(void)
 {
     struct sigaction now, ours = {.sa_handler = on_quit, .sa_flags = SA_RESTART | SA_ONSTACK};
     sigemptyset(&ours.sa_mask);
-    if (sigaction(SIGQUIT, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) &&
-        now.sa_handler == SIG_DFL) {
+    if (sigaction(SIGQUIT, NULL, &now) == 0 && is_nobodys(&now)) {
+        before = now;
         sigaction(SIGQUIT, &ours, NULL);
     }
 }
@@ -53,7 +69,7 @@ void quit_unwatch(void)
     struct sigaction now;
     if (sigaction(SIGQUIT, NULL, &now) == 0 && !(now.sa_flags & SA_SIGINFO) &&
         now.sa_handler == on_quit) {
-        signal(SIGQUIT, SIG_DFL);
+        sigaction(SIGQUIT, &before, NULL);
     }
     while (atomic_load(&quit) != QUIT_NONE) {
         usleep(10000); /* the process is about to end: sysmon sees to it */

@@ -255,10 +255,11 @@ static PyObject *core_interrupted(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(
 }
 
 /* Of an M in USER_TELLING, which therefore stays in user code: raise Cancelled there. Not if its goroutine has
- * heard of it and cleans up, unless `force`. */
+ * heard of it and cleans up, or does so behind a shield, unless `force`. */
 static void tell(M *m, bool force)
 {
-    bool heard = !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
+    bool heard = (!force && g_shielded(m->curg)) ||
+                 !(atomic_fetch_and(&m->curg->state, ~(uint32_t)G_CANCEL) & G_CANCEL);
     atomic_store(&m->told_ns, nanotime());
     atomic_store(&m->told_cpu_ns, clock_ns(m->cpu_clock));
     if (!heard || force) {
@@ -403,8 +404,7 @@ bool nobody_hurries(int64_t now)
  * that nobody ever tells it then: it must do so itself. */
 bool hurry_self(M *m)
 {
-    return atomic_load(&sched.draining) && m->curg != NULL &&
-           (atomic_load(&m->curg->state) & G_CANCEL) &&
+    return atomic_load(&sched.draining) && m->curg != NULL && g_cancel_due(m->curg) &&
            nanotime() - atomic_load(&drain_since_ns) >= GRACE_NS;
 }
 
@@ -475,6 +475,7 @@ static void rescue(bool draining)
     if (rescues > RESCUES / 2) {
         atomic_fetch_add(&sched.orphaned, 1);
     }
+    atomic_store(&sched.unshielded, 1);
     if (draining) {
         cancel_all(true);
         return;
@@ -714,6 +715,7 @@ static void reset_sched(M *m0)
     atomic_store(&sched.draining, 0);
     atomic_store(&sched.ending, 0);
     atomic_store(&sched.aborted, 0);
+    atomic_store(&sched.unshielded, 0);
     atomic_store(&sched.thread_limit_hit, 0);
     atomic_store(&sched.signalled, 0);
     atomic_store(&sched.sysmon_asleep, false);
@@ -855,8 +857,9 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
     quit_watch();
     trace_run_begin(m);
     trace_create(g);
-    /* Not start_g(): there is no need for a second M before main has started anything. */
-    runq_put(m->p, g, true);
+    /* Not start_g(): there is no need for a second M before main has started anything. Nor as the next: there is
+     * nobody whose slice it could share. */
+    runq_put(m->p, g, false);
     atomic_store(&sched.running, RUN_ON);
     p_leave(m);
     contexts_arm(m);

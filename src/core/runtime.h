@@ -252,6 +252,8 @@ struct G {
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
+    _Atomic uint8_t
+        shields; /* how many context.shield() it is in; this G's to change (context.c) */
     _Atomic uint16_t traced_by; /* by whom it was last traced: TraceThread.index, cut short */
     _Atomic uint32_t traced;    /* the trace period in which it was last described */
     _Atomic uint32_t stamp; /* waiting: since when, see g_stamp_wait. Runnable: see g_stamp_ready */
@@ -472,14 +474,15 @@ typedef struct {
     /* 0: no trace. Else a number that is new for each trace and, while a flight recorder runs, for each period in
      * which all that do something say once who they are (G.traced, TraceThread.told). */
     _Atomic uint32_t trace_period;
-    _Atomic uint32_t running;  /* one of RUN_... */
-    _Atomic uint32_t counting; /* main has ended: when the last goroutine does, so does run() */
-    _Atomic uint32_t draining; /* ... and the others have been cancelled; no new ones */
-    _Atomic uint32_t ending;   /* somebody sees to it: see some_g_ended */
-    _Atomic uint32_t exiting;  /* lock to write: Ms leave */
-    _Atomic uint32_t aborted;  /* exiting although goroutines are left */
-    _Atomic uint32_t orphaned; /* counts up when locks may be taken from their holders: sema.c */
-    _Atomic uint32_t forked;   /* this is the child of a fork made inside a run */
+    _Atomic uint32_t running;    /* one of RUN_... */
+    _Atomic uint32_t counting;   /* main has ended: when the last goroutine does, so does run() */
+    _Atomic uint32_t draining;   /* ... and the others have been cancelled; no new ones */
+    _Atomic uint32_t ending;     /* somebody sees to it: see some_g_ended */
+    _Atomic uint32_t exiting;    /* lock to write: Ms leave */
+    _Atomic uint32_t aborted;    /* exiting although goroutines are left */
+    _Atomic uint32_t unshielded; /* all sleep, and the run must end: shields are in vain */
+    _Atomic uint32_t orphaned;   /* counts up when locks may be taken from their holders: sema.c */
+    _Atomic uint32_t forked;     /* this is the child of a fork made inside a run */
     _Atomic int32_t
         thread_limit_hit; /* the limit, or minus what the system allowed; to be reported by
                                          the next M that can */
@@ -850,6 +853,7 @@ PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 void join_drop_all(JoinOp *first);          /* nobody will ever run again */
+void join_void_all(M *m, JoinOp *first);    /* they never hear of it */
 int join_count(G *target, PyObject *wg);    /* tell `wg` of its end: 1; 0: it is dead; -1: error */
 void join_counted(PyObject *op);            /* by due_later: it has ended; P in P_USER */
 void join_leaked(G *target);                /* so has a leak: only those that count are told */
@@ -878,12 +882,27 @@ bool op_closed_by_hand(const G *waiter);
 const char *op_state_text(int used);
 PyObject *op_repr(const char *what, PyObject *of, int state); /* <recv of ..., waiting> */
 
-bool context_over(G *g); /* G_OVER is set: is it true? Only by the goroutine itself */
+bool context_over(G *g);  /* G_OVER is set: is it true? Only by the goroutine itself */
+void context_raise(G *g); /* Cancelled, by the context that is over */
+
+/* A shield puts the cancellation of a goroutine off, as it does that of a context. Not when all wait for ever, nor
+ * for one that run() has given up. */
+static inline bool g_shielded(G *g)
+{
+    return unlikely(atomic_load_explicit(&g->shields, memory_order_relaxed) > 0) &&
+           g_state(g) != G_DEAD && !atomic_load_explicit(&sched.unshielded, memory_order_relaxed);
+}
+
+static inline bool g_cancel_due(G *g)
+{
+    return (atomic_load_explicit(&g->state, memory_order_relaxed) & G_CANCEL) && !g_shielded(g);
+}
 
 static inline bool op_cancel_pending(G *g)
 {
     uint32_t s = atomic_load_explicit(&g->state, memory_order_relaxed);
-    return unlikely(s & (G_CANCEL | G_OVER)) && ((s & G_CANCEL) || context_over(g));
+    return unlikely(s & (G_CANCEL | G_OVER)) &&
+           (g_cancel_due(g) || ((s & G_OVER) && context_over(g)));
 }
 
 /* Who awaits; NULL with an exception set. */
@@ -913,6 +932,18 @@ static inline bool op_undisturbed(const M *m)
 static inline bool op_raise_if_cancelled(G *g)
 {
     return op_cancel_pending(g) && op_raise_pending(g);
+}
+
+/* An operation has been completed, but has nothing to lose. Who completed it may have done so because he, too, is in a
+ * context that is over. A cancel() that came later waits for the next operation. */
+static inline bool op_raise_if_over(G *g)
+{
+    if (likely(!(atomic_load_explicit(&g->state, memory_order_relaxed) & G_OVER)) ||
+        !context_over(g)) {
+        return false;
+    }
+    context_raise(g);
+    return true;
 }
 
 /* What am_send tells, as tp_iternext tells it. From 3.12 on the interpreter calls only that (3.11 does while a
@@ -997,7 +1028,6 @@ void contexts_arm(M *m);            /* a run begins */
 void bind_inherit(G *g, G *parent); /* a new goroutine in the contexts of the one that starts it */
 void bind_drop_all(G *g);           /* it has ended; P in P_USER */
 int bind_traverse(G *g, visitproc visit, void *arg);
-void context_raise(G *g); /* Cancelled, by the context that is over */
 
 /* ---- goroutine.c ------------------------------------------------------------------------------ */
 
@@ -1179,6 +1209,8 @@ extern PyMethodDef schedtrace_methods[];
 
 /* ---- quit.c ------------------------------------------------------------------------------------ */
 
+struct sigaction;
+bool quit_ignored_by_program(const struct sigaction *now); /* not by whoever started it */
 void quit_watch(void);          /* from now on SIGQUIT is ours, if it is nobody's */
 void quit_unwatch(void);        /* detached. Does not return if it has come */
 int64_t quit_look(int64_t now); /* by sysmon; when to come again */

@@ -576,6 +576,10 @@ static SLOW PySendResult syncop_step_slow(M *m, SyncOp *op, PyObject **result)
     if (op->kind == COND_WAIT) {
         return cond_relock(m, g, op, result);
     }
+    if (op->kind == WG_WAIT && op_raise_if_over(g)) {
+        op_set_state(op, OP_DONE);
+        return PYGEN_ERROR;
+    }
     mutex_waited(op);
     return syncop_done(m, op, g, result); /* a cancellation waits for the next operation */
 }

@@ -87,6 +87,17 @@ static PyObject *set_handler(int signum, PyObject *handler, PyObject **raised)
     return old;
 }
 
+/* SIGQUIT that was ignored when the program began, and still is as Python sees it. */
+static void restore_ignored(const struct sigaction *action)
+{
+    struct sigaction now;
+    if (!quit_ignored_by_program(action) && sigaction(SIGQUIT, NULL, &now) == 0 &&
+        now.sa_handler == SIG_IGN) {
+        now.sa_flags = 0;
+        sigaction(SIGQUIT, &now, NULL);
+    }
+}
+
 static bool restore(int signum, PyObject **raised)
 {
     PyObject *handler =
@@ -94,6 +105,9 @@ static bool restore(int signum, PyObject **raised)
     PyObject *old = handler != NULL ? set_handler(signum, handler, raised) : NULL;
     if (old != NULL && heard[signum].before == Py_None) {
         sigaction(signum, &heard[signum].action, NULL); /* not Python's, as faulthandler's */
+    }
+    if (old != NULL && signum == SIGQUIT) {
+        restore_ignored(&heard[signum].action);
     }
     if (old != NULL && signum == SIGQUIT && atomic_load(&sched.running) == RUN_ON &&
         !atomic_load(&sched.exiting)) {

@@ -24,7 +24,8 @@
 static pthread_t thread;
 static bool started;
 static _Atomic uint32_t stopping;
-static int pipe_fd[2] = {-1, -1}; /* read and write end: the caller's of run() */
+/* Read and write end: the caller's of run(). An M may be about to write while they are given back. */
+static _Atomic int pipe_fd[2] = {-1, -1};
 
 void sysmon_poke(void)
 {
@@ -346,6 +347,7 @@ void sysmon_stop(void)
         reap_dead_ms();
         stall_stop();
         started = false;
-        pipe_fd[0] = pipe_fd[1] = -1;
+        pipe_fd[0] = -1;
+        pipe_fd[1] = -1;
     }
 }

@@ -295,7 +295,10 @@ static bool buf_next(TraceThread *t)
         buf_begin(t, b);
     }
     unlock(&tracer.lock);
-    note_wake(&tracer.note);
+    /* The writer looks by itself every few milliseconds: to wake it for each buffer costs more than to fill one. */
+    if (atomic_load_explicit(&tracer.npending, memory_order_relaxed) >= TRACE_WAKE) {
+        note_wake(&tracer.note);
+    }
     return b != NULL;
 }
 
@@ -640,7 +643,7 @@ void trace_on_suspend(G *g)
 /* ---- who is who ---- */
 
 /* False: there was no room for it. */
-static bool describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
+static SLOW bool describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
 {
     PyObject *name = g->name;
     if (name != NULL && PyFunction_Check(name)) {
@@ -670,13 +673,18 @@ static bool describe(TraceThread *t, G *g, int kind, uint64_t now, int state)
 /* Not before what was last said of `g`. If that was here, it is so anyway, and need not cost a fence. */
 static inline uint64_t ticks_of(const TraceThread *t, const G *g)
 {
+    if (HAVE_GIL) {
+        return ticks();
+    }
     bool here = atomic_load_explicit(&g->traced_by, memory_order_relaxed) == (uint16_t)t->index;
     return here ? ticks() : ticks_after();
 }
 
-static void know(TraceThread *t, G *g, uint64_t now)
+static inline void know(TraceThread *t, G *g, uint64_t now)
 {
-    atomic_store_explicit(&g->traced_by, (uint16_t)t->index, memory_order_relaxed);
+    if (!HAVE_GIL) {
+        atomic_store_explicit(&g->traced_by, (uint16_t)t->index, memory_order_relaxed);
+    }
     if (unlikely(atomic_load_explicit(&g->traced, memory_order_relaxed) != t->period) &&
         describe(t, g, EV_GO_STATUS, now, G_IDLE)) {
         atomic_store_explicit(&g->traced, t->period, memory_order_relaxed);
@@ -685,7 +693,7 @@ static void know(TraceThread *t, G *g, uint64_t now)
 
 /* Which M this is, which P it has and what it runs: once a period. Only where the P is certainly ours: in user
  * code it may be taken any moment. */
-static void tell_with(TraceThread *t, uint64_t now, const P *has)
+static SLOW void tell_with(TraceThread *t, uint64_t now, const P *has)
 {
     M *m = tls_m;
     if (t->told == t->period) {
@@ -711,7 +719,7 @@ static void tell_with(TraceThread *t, uint64_t now, const P *has)
     }
 }
 
-static void tell(TraceThread *t, uint64_t now)
+static inline void tell(TraceThread *t, uint64_t now)
 {
     if (unlikely(t->told != t->period)) {
         tell_with(t, now, tls_m != NULL ? tls_m->p : NULL);
@@ -837,7 +845,7 @@ void trace_on_start(G *g, bool inherit)
 void trace_on_park(G *g, bool yields)
 {
     TraceThread *t = self();
-    if (t == NULL) {
+    if (unlikely(t == NULL)) {
         return;
     }
     uint64_t now = ticks();

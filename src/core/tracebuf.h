@@ -9,7 +9,8 @@ enum { TRACE_BUF = 512, TRACE_PENDING = 4096 };
 #else
 enum { TRACE_BUF = 64 << 10, TRACE_PENDING = 256 };
 #endif
-enum { PERIODS = 8, PERIODS_KEPT = 4 }; /* how many of the recorder's fit into what it keeps */
+enum { TRACE_WAKE = TRACE_PENDING / 32 }; /* as many wait for the writer: do not let it sleep */
+enum { PERIODS = 8, PERIODS_KEPT = 4 };   /* how many of the recorder's fit into what it keeps */
 enum { EVENT_MAX = 96, TEXT_MAX = TRACE_BUF / 4, STACK_MAX = 48, CACHE_SIZE = 256 };
 
 /* One thread writes into it and stores `used` with release after each event, so anybody may read the bytes

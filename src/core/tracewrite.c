@@ -190,7 +190,7 @@ static void put_tail(Sink *s, uint64_t lost, int flags)
 
 static void buf_free(TraceBuf *b)
 {
-    enum { KEEP = 16 };
+    enum { KEEP = 2 * TRACE_WAKE };
     lock(&tracer.lock);
     bool keep = tracer.nfree < KEEP;
     if (keep) {

@@ -1,9 +1,11 @@
 """Names, addresses and connecting: what is behind net.dial() and net.listen()."""
 
+import contextlib
 import errno
 import itertools
 import os
 import socket
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gofer._core import Chan, Conn, go, select, sleep
@@ -27,8 +29,20 @@ class Target(NamedTuple):
     address: Any
 
 
+@contextlib.contextmanager
+def naming(address: object) -> Iterator[None]:
+    """Errors of the same kind and number that name the address: the kernel does not."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno is None:  # of module socket: a path that is too long
+            raise type(exc)(f"{exc}: {address!r}") from None
+        raise type(exc)(exc.errno, f"{exc.strerror}: {address!r}") from None
+
+
 def _lookup(host: str | None, port: int, kind: int, flags: int) -> list[Target]:
-    found = socket.getaddrinfo(host, port, type=kind, flags=flags)
+    with naming(host):
+        found = socket.getaddrinfo(host, port, type=kind, flags=flags)
     return list(dict.fromkeys(Target(family, kind, address) for family, _, _, _, address in found))
 
 

@@ -22,7 +22,7 @@ class gc_tuned:  # reads as a statement
     ...     tuned.freeze()
     """
 
-    __slots__ = ("_inside", "threshold")
+    __slots__ = ("_inside", "_threshold")
     __module__ = "gofer.runtime"
 
     _lock = threading.Lock()
@@ -35,8 +35,17 @@ class gc_tuned:  # reads as a statement
             raise TypeError(f"the threshold must be an int, not {threshold!r}")
         if not 1 <= threshold < 2**31:
             raise ValueError(f"the threshold must be between 1 and 2**31 - 1, not {threshold}")
-        self.threshold = threshold
+        self._threshold = threshold
         self._inside = False
+
+    @property
+    def threshold(self) -> int:
+        """After how many new objects a collection comes.
+
+        >>> gofer.runtime.gc_tuned(50_000).threshold
+        50000
+        """
+        return self._threshold
 
     def freeze(self) -> None:
         """Collect garbage once more, and do not look at what is alive now until the block ends.

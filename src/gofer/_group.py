@@ -154,7 +154,7 @@ class Group:
         cancelled: Cancelled | None = None
         while True:
             try:
-                async with context.shield():
+                async with context.without_cancel():  # but a cancel() is heard
                     await self._all_ended()
                 return cancelled
             except Cancelled as exc:

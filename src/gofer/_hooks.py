@@ -11,7 +11,7 @@ import threading
 import traceback
 import types
 import warnings
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Generator
 from typing import Any
 
 from gofer import _asyncgen, _core, _dump, _watched, signals
@@ -106,10 +106,30 @@ async def as_coroutine(awaitable: Awaitable[Any]) -> Any:
     return await awaitable
 
 
-async def limited(awaitable: Awaitable[Any], seconds: float) -> Any:
-    """Await it so long."""
-    async with _core.context(TIMEOUT, None, seconds, None, None):
-        return await awaitable
+async def limited(awaitable: Awaitable[Any], seconds: float | None) -> Any:
+    """Await it so long. None: it may do what it can, but not wait."""
+    ctx = _core.context(TIMEOUT, None, seconds, None, None)
+    async with ctx:
+        # A deadline that has passed would give up before the first try.
+        return await (awaitable if seconds is not None else _impatient(awaitable, ctx))
+    raise TimeoutError("block() timed out")  # the block swallows a cancel() of its own
+
+
+@types.coroutine
+def _impatient(awaitable: Awaitable[Any], ctx: _core.Context) -> Generator[Any, Any, Any]:
+    """Await it until it begins to wait; then `ctx` is over."""
+    steps = awaitable.__await__()
+    waits = False
+    while not waits:
+        try:
+            step = next(steps)
+        except StopIteration as end:
+            return end.value
+        waits = _core.waits()  # else it lets others run, and goes on
+        if waits:
+            ctx.cancel()
+        yield step
+    return (yield from steps)
 
 
 def _frame_of(awaitable: Any) -> types.FrameType | None:

@@ -625,7 +625,7 @@ class WorkerPool(_core.PoolBase, Generic[Job, Value]):
         deadline = time.monotonic() + GRACE
         while not self._ended.closed:
             try:
-                async with context.shield():
+                async with context.without_cancel():  # but a cancel() is heard
                     if not await self._over_within(max(0.0, deadline - time.monotonic())):
                         await self._give_up()
             except Cancelled as exc:

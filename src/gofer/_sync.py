@@ -79,6 +79,8 @@ class WaitGroup(_core.WaitGroup):
     ) -> _core.Goroutine[Any]:
         """Start a goroutine, plain or async, and count it until it has ended, however it does.
 
+        If it fails and nobody has its handle, the program ends, and wait() does not return before.
+
         >>> wg.go(fetch, url)
         """
         if not callable(fn):
@@ -146,6 +148,8 @@ def once_value(fn: Callable[[], Any]) -> Callable[[], Coroutine[Any, Any, Any]]:
     >>> config = once_value(load_config)
     >>> value = await config()
     """
+    if not callable(fn):
+        raise TypeError(f"once_value() needs a function, not {fn!r}")
     once = Once()
     call: Callable[[], Any] | None = fn  # not kept when it has been called
     value: Any = None

@@ -17,14 +17,22 @@ class Timer:
     >>> now = await timer.c.recv()
     """
 
-    __slots__ = ("_impl", "c")
+    __slots__ = ("_c", "_impl")
 
     _impl: "_core.TimeChan | _core.FuncTimer"
-    c: "_core.RecvChan[float]"  # None of an after_func(), as in Go
+    _c: "_core.RecvChan[float]"
 
     def __init__(self, s: float) -> None:
         self._impl = _core.timechan("Timer()", s, False)
-        self.c = self._impl.receiver()
+        self._c = self._impl.receiver()
+
+    @property
+    def c(self) -> "_core.RecvChan[float]":
+        """The channel that gets the time when it is due. None of an after_func(), as in Go.
+
+        >>> now = await Timer(0.1).c.recv()
+        """
+        return self._c
 
     def stop(self) -> bool:
         """Stop it. True if it was still to come, or was not received.
@@ -65,7 +73,7 @@ def after_func(s: float, fn: Callable[..., object], *args: Any) -> Timer:
     """
     timer = Timer.__new__(Timer)
     timer._impl = _core.functimer(s, fn, args)
-    timer.c = None  # type: ignore[assignment]
+    timer._c = None  # type: ignore[assignment]
     return timer
 
 
@@ -79,11 +87,19 @@ class Ticker:
     ...     break  # or do something ten times a second
     """
 
-    __slots__ = ("_impl", "c")
+    __slots__ = ("_c", "_impl")
 
     def __init__(self, s: float) -> None:
         self._impl = _core.timechan("Ticker()", s, True)
-        self.c: _core.RecvChan[float] = self._impl.receiver()
+        self._c: _core.RecvChan[float] = self._impl.receiver()
+
+    @property
+    def c(self) -> "_core.RecvChan[float]":
+        """The channel that gets the time with every tick.
+
+        >>> now = await Ticker(0.1).c.recv()
+        """
+        return self._c
 
     def stop(self) -> None:
         """No more ticks. The channel is not closed: who waits goes on waiting.
@@ -100,7 +116,7 @@ class Ticker:
         self._impl.reset(s)
 
     def __aiter__(self) -> "_core.RecvChan[float]":
-        return self.c
+        return self._c
 
     def __repr__(self) -> str:
         return f"<Ticker {self._impl.state()} at {id(self):#x}>"

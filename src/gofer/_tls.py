@@ -40,11 +40,11 @@ class TLSConn(Conn):
         "_said_bye",
         "_sending",
         "_shaken",
+        "_ssl",
         "_writing",
-        "ssl_object",
     )
 
-    ssl_object: ssl.SSLObject
+    _ssl: ssl.SSLObject
     _incoming: ssl.MemoryBIO
     _outgoing: ssl.MemoryBIO
     _lock: threading.Lock
@@ -65,7 +65,7 @@ class TLSConn(Conn):
         self = super().__new__(cls, fd)
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self.ssl_object = tls.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+        self._ssl = tls.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
         self._lock = threading.Lock()
         self._reading = Mutex()
         self._writing = Mutex()
@@ -78,6 +78,16 @@ class TLSConn(Conn):
         self._said_bye = False
         self._eof = False
         return self
+
+    @property
+    def ssl_object(self) -> ssl.SSLObject:
+        """The ssl.SSLObject that encrypts: certificates, protocol, cipher. Only to be asked.
+
+        >>> conn = await net.dial("example.org", 443, tls=True)
+        >>> conn.ssl_object.version()
+        'TLSv1.3'
+        """
+        return self._ssl
 
     # --- the encrypted stream ---
 
@@ -118,7 +128,7 @@ class TLSConn(Conn):
                 data = bytes(self._early[:n])
                 del self._early[:n]
                 return data
-            return self.ssl_object.read(n)
+            return self._ssl.read(n)
 
     def _close_notify(self) -> bytes:
         """What to send as the last.
@@ -128,10 +138,10 @@ class TLSConn(Conn):
         """
         with self._lock:
             held = b"" if self._ragged else self._incoming.read()
-            while n := self.ssl_object.pending():
-                self._early += self.ssl_object.read(n)
+            while n := self._ssl.pending():
+                self._early += self._ssl.read(n)
             with contextlib.suppress(ssl.SSLError):  # the peer has not said goodbye yet
-                self.ssl_object.unwrap()
+                self._ssl.unwrap()
             if held:
                 self._incoming.write(held)
             return self._outgoing.read()
@@ -139,7 +149,7 @@ class TLSConn(Conn):
     def _seal(self, data: memoryview) -> bytes:
         """Encrypt. Nobody sees it in _outgoing, and sends it in the writer's place."""
         with self._lock:
-            self.ssl_object.write(data)
+            self._ssl.write(data)
             return self._outgoing.read()
 
     async def _hear(self) -> None:
@@ -164,7 +174,7 @@ class TLSConn(Conn):
     async def _handshake(self) -> None:
         while not self._shaken:
             try:
-                self._locked(self.ssl_object.do_handshake)
+                self._locked(self._ssl.do_handshake)
                 self._shaken = True
             except ssl.SSLWantReadError:
                 await self._say()
@@ -378,16 +388,26 @@ class TLSListener(Listener):
     >>> listener.close()
     """
 
-    __slots__ = ("tls",)
-    tls: ssl.SSLContext
+    __slots__ = ("_tls",)
+    _tls: ssl.SSLContext
 
     def __new__(cls, fd: int, tls: ssl.SSLContext) -> "TLSListener":
         self = super().__new__(cls, fd)
-        self.tls = tls
+        self._tls = tls
         return self
 
+    @property
+    def tls(self) -> ssl.SSLContext:
+        """What its connections are encrypted with.
+
+        >>> tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        >>> net.listen("127.0.0.1", 0, tls=tls).tls is tls
+        True
+        """
+        return self._tls
+
     def _wrap(self, conn: Conn) -> TLSConn:
-        return TLSConn(conn.detach(), self.tls, True, None)
+        return TLSConn(conn.detach(), self._tls, True, None)
 
     async def accept(self) -> TLSConn:  # type: ignore[override]
         """As Listener.accept().

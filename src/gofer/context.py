@@ -103,6 +103,8 @@ def with_value(key: Hashable, value: Any, parent: Context | None = None) -> Cont
 def without_cancel(parent: Context | None = None) -> Context:
     """A context with the values of its parent, which is not over when that is.
 
+    Inside `async with` of it, or of one made from it, contexts further out raise nothing.
+
     >>> log = context.without_cancel(request)
     """
     return _core.context(_DETACHED, parent, None, None, None)
@@ -110,6 +112,9 @@ def without_cancel(parent: Context | None = None) -> Context:
 
 def shield() -> Context:
     """A context for clean-up: inside it, contexts further out that are over raise nothing.
+
+    Nor does cancel() of this goroutine, or the end of main, before the block is left; unless all
+    goroutines wait for what will never come.
 
     >>> async with context.shield():
     ...     await connection.goodbye()

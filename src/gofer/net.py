@@ -165,7 +165,8 @@ def dial_udp(host: str | None, port: int) -> PacketConn:
     """
     found = _dial.targets_now(host or "localhost", port, socket.SOCK_DGRAM, 0)
     with socket.socket(found[0].family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
-        sock.connect(found[0].address)
+        with _dial.naming(found[0].address):
+            sock.connect(found[0].address)
         return PacketConn(sock.detach())
 
 
@@ -209,7 +210,8 @@ def _bound(host: str | None, port: int, kind: int, reuse_port: bool) -> socket.s
     errors: list[OSError] = []
     for target in found if not host else found[:1]:
         try:
-            sock = socket.socket(target.family, target.kind | socket.SOCK_NONBLOCK)
+            with _dial.naming(target.address):
+                sock = socket.socket(target.family, target.kind | socket.SOCK_NONBLOCK)
         except OSError as exc:  # no IPv6 here
             errors.append(exc)
             continue
@@ -221,7 +223,8 @@ def _bound(host: str | None, port: int, kind: int, reuse_port: bool) -> socket.s
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             if target.family == socket.AF_INET6:
                 sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(bool(host)))
-            sock.bind(target.address)
+            with _dial.naming(target.address):
+                sock.bind(target.address)
             return sock
         except OSError as exc:
             sock.close()
@@ -256,7 +259,8 @@ def listen(
 
         settings = _tls.server_context(tls)
     with _bound(host, port, socket.SOCK_STREAM, reuse_port) as sock:
-        sock.listen(backlog)
+        with _dial.naming(sock.getsockname()):  # another may have begun to since
+            sock.listen(backlog)
         if settings is not None:
             return _tls.TLSListener(sock.detach(), settings)
         return Listener(sock.detach())
@@ -271,8 +275,9 @@ def listen_unix(path: str | bytes | os.PathLike[str], *, backlog: int = BACKLOG)
     """
     address = path if isinstance(path, bytes) else os.fspath(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as sock:
-        sock.bind(address)
-        sock.listen(backlog)
+        with _dial.naming(address):
+            sock.bind(address)
+            sock.listen(backlog)
         return UnixListener(sock.detach(), address)
 
 

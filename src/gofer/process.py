@@ -37,8 +37,9 @@ Args = str | bytes | os.PathLike[str] | Sequence[str | bytes | os.PathLike[str]]
 class Process:
     """A running program. `stdin`, `stdout` and `stderr` are Conns where start() was given PIPE.
 
-    `async with` kills it, if it still runs at the end of the block, and closes the pipes. A process
-    that is still running when the run ends, or whose starter's context is over, is killed.
+    `async with` closes the pipes at the end of the block and waits for its end; if an exception
+    leaves the block, it is killed. So is one that still runs when the run ends, or when its
+    starter's context is over.
 
     >>> pipe = process.PIPE
     >>> async with await process.start(["cat"], stdin=pipe, stdout=pipe) as cat:
@@ -52,21 +53,45 @@ class Process:
         "__weakref__",
         "_exited",
         "_popen",
-        "stderr",
-        "stdin",
-        "stdout",
+        "_stderr",
+        "_stdin",
+        "_stdout",
     )
-
-    stdin: net.Conn | None
-    stdout: net.Conn | None
-    stderr: net.Conn | None
 
     def __init__(self, popen: "subprocess.Popen[bytes]", pipes: "_Pipes") -> None:
         self._popen = popen
-        self.stdin, self.stdout, self.stderr = pipes.ours
+        self._stdin, self._stdout, self._stderr = pipes.ours
         self._exited: Chan[None] = Chan()
         # Which begins even if the run ends right now.
         go_here(_reap, popen, os.pidfd_open(popen.pid), self._exited, name=f"reaper of {popen.pid}")
+
+    @property
+    def stdin(self) -> net.Conn | None:
+        """Our end of its input, to write to; None without PIPE.
+
+        >>> async with await process.start(["cat"], stdin=process.PIPE) as cat:
+        ...     cat.stdin.close()
+        """
+        return self._stdin
+
+    @property
+    def stdout(self) -> net.Conn | None:
+        """Our end of its output, to read from; None without PIPE.
+
+        >>> async with await process.start(["echo", "hello"], stdout=process.PIPE) as echo:
+        ...     print(await echo.stdout.read())
+        b'hello\\n'
+        """
+        return self._stdout
+
+    @property
+    def stderr(self) -> net.Conn | None:
+        """Our end of its error output, to read from; None without PIPE.
+
+        >>> p.stderr is None
+        True
+        """
+        return self._stderr
 
     @property
     def args(self) -> Any:
@@ -122,6 +147,7 @@ class Process:
 
         >>> out, err = await p.communicate(b"text")
         """
+        _check_input(input)
         async with Group() as group:
             if self.stdin is not None:
                 group.go(_feed, self.stdin, input or b"")
@@ -185,6 +211,26 @@ async def _drain(pipe: net.Conn | None) -> bytes | None:
     return bytes(data)
 
 
+def _check_input(data: object) -> None:
+    """Here, not in the goroutine that writes it: there the error would come in a group."""
+    if data is None:
+        return
+    try:
+        memoryview(data).release()  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"input must be bytes, not {type(data).__name__}") from None
+
+
+def _check_args(args: object) -> None:
+    if isinstance(args, os.PathLike):
+        return
+    if not isinstance(args, str | bytes | Sequence):
+        kind = type(args).__name__
+        raise TypeError(f"a command must be a list of a program and its arguments, not {kind}")
+    if not args:
+        raise ValueError("a command must begin with a program, and this one is empty")
+
+
 class _Pipes:
     """The ends of its pipes: ours as Conns, the child's as descriptors to be closed."""
 
@@ -244,6 +290,7 @@ async def start(
     for name in ("text", "encoding", "errors", "universal_newlines", "bufsize"):
         if name in options:
             raise TypeError(f"start() has no option {name!r}: pipes carry bytes")
+    _check_args(args)
     pipes = _Pipes(stdin, stdout, stderr)
     popen = None
     try:
@@ -259,11 +306,13 @@ async def start(
             )
         pipes.close_theirs()
         return Process(popen, pipes)
-    except BaseException:
+    except BaseException as exc:
         pipes.close_all()
         if popen is not None:
             popen.kill()
             popen.wait()
+        if isinstance(exc, FileNotFoundError) and isinstance(args, str) and " " in args:
+            exc.add_note("a str is the program alone: put it and its arguments into a list")
         raise
 
 
@@ -292,6 +341,7 @@ async def run(
             return await run(
                 args, input=input, stdin=stdin, stdout=stdout, stderr=stderr, check=check, **options
             )
+    _check_input(input)
     if input is not None:
         if stdin is not None:
             raise ValueError("run() takes input or stdin, not both")

@@ -280,6 +280,8 @@ def on_stall(callback: Callable[[Stall], object] | None, *, after: float = 0.1) 
     >>> runtime.on_stall(lambda stall: log.warning("%s", stall), after=0.05)
     >>> runtime.on_stall(None)
     """
+    if callback is not None and not callable(callback):
+        raise TypeError(f"on_stall() needs a function or None, not {callback!r}")
     if not 0.001 <= after < 1_000_000:
         raise ValueError(f"after must be at least 0.001, not {after!r}")
     _stall.callback = callback
@@ -325,6 +327,9 @@ def dump(
     goroutine 1 [running]:
     ...
     """
+    writes = isinstance(file, str | os.PathLike) or callable(getattr(file, "write", None))
+    if file is not None and not writes:
+        raise TypeError(f"dump() needs a text stream or the name of a file, not {file!r}")
     leaked = {g.id for g in _core.leaks()} if leaks else set()
     d = _dump.Dump()
     texts = d.groups(goroutines(), leaked) if group else d.blocks(goroutines(), leaked)

@@ -12,6 +12,7 @@ import signal
 import threading
 import types
 from collections.abc import Iterator
+from typing import SupportsIndex
 
 from gofer import _core, context
 from gofer._core import Chan, Context, RecvChan
@@ -40,6 +41,9 @@ def _main_thread() -> int:
 def _check(signals: tuple[int, ...]) -> list[signal.Signals]:
     if not signals:
         raise ValueError("name at least one signal, for example signal.SIGTERM")
+    for s in signals:
+        if isinstance(s, bool) or not isinstance(s, SupportsIndex):
+            raise TypeError(f"a signal is a number, for example signal.SIGTERM, not {s!r}")
     wanted = list(dict.fromkeys(signal.Signals(s) for s in signals))
     for s in wanted:
         if s in (signal.SIGKILL, signal.SIGSTOP):
@@ -89,7 +93,7 @@ def notify_context(*signals: int, parent: Context | None = None) -> Context:
 
     async def watch() -> None:
         try:
-            async with context.shield():  # the contexts of the caller need not be those of `ctx`
+            async with context.without_cancel():  # the caller's contexts need not be those of `ctx`
                 chosen = await _core.select(ch.recv(), ctx.done.recv())
             if chosen.index == 0:
                 ctx.cancel(f"{chosen.value.name} signal received")

@@ -93,7 +93,7 @@ class Flight:
         kwargs: dict[str, Any],
     ) -> Any:
         try:
-            async with context.shield():  # from the contexts of the one who happened to start it
+            async with context.without_cancel():  # by the one who happened to start it
                 return await _call(fn, *args, **kwargs)
         finally:
             self._land(key, call)

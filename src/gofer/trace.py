@@ -313,11 +313,31 @@ class Task:
     request
     """
 
-    __slots__ = ("_token", "id", "name")
+    __slots__ = ("_id", "_name", "_token")
 
     def __init__(self, name: str) -> None:
-        self.name = name
-        self.id = next(_task_ids)
+        self._name = name
+        self._id = next(_task_ids)
+
+    @property
+    def name(self) -> str:
+        """What it was called.
+
+        >>> with trace.task("request") as t:
+        ...     print(t.name)
+        request
+        """
+        return self._name
+
+    @property
+    def id(self) -> int:
+        """Its number, of its own in this process.
+
+        >>> with trace.task("a") as a, trace.task("b") as b:
+        ...     print(a.id < b.id)
+        True
+        """
+        return self._id
 
     def __repr__(self) -> str:
         return f"<Task {self.id} {self.name!r}>"
@@ -361,21 +381,30 @@ class region:  # reads as a statement
     ...     page = await fetch(url)
     """
 
-    __slots__ = ("_on", "name")
+    __slots__ = ("_name", "_on")
 
     def __init__(self, name: str) -> None:
-        self.name = _check_name(name, "a region")
+        self._name = _check_name(name, "a region")
         self._on = False
+
+    @property
+    def name(self) -> str:
+        """What the block is called.
+
+        >>> trace.region("parse").name
+        'parse'
+        """
+        return self._name
 
     def __enter__(self) -> None:
         if _core.trace_enabled():
             self._on = True
-            _core.trace_region(True, _current_task.get(), self.name)
+            _core.trace_region(True, _current_task.get(), self._name)
 
     def __exit__(self, *exc: object) -> None:
         if self._on:
             self._on = False
-            _core.trace_region(False, _current_task.get(), self.name)
+            _core.trace_region(False, _current_task.get(), self._name)
 
 
 def log(*parts: Any) -> None:

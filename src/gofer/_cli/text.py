@@ -1,6 +1,9 @@
 """What the commands print, and how."""
 
+import io
+import os
 import sys
+from typing import Any, TextIO
 
 
 class UserError(Exception):
@@ -16,6 +19,44 @@ class UsageError(UserError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, 2)
+
+
+class CannotWrite(UserError):
+    """Standard output takes no more."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(f"cannot write to standard output: {why(reason)}")
+        self.broken_pipe = isinstance(reason, BrokenPipeError)
+
+
+class Output:
+    """Standard output, whose errors cannot be taken for those of other files.
+
+    Where it is closed and Python has None for it, whatever is written fails.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        if stream is None:
+            unwritable = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            stream = io.TextIOWrapper(io.FileIO(unwritable, "w"), "utf-8", write_through=True)
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """As the stream's."""
+        try:
+            return self._stream.write(text)
+        except OSError as exc:
+            raise CannotWrite(exc) from None
+
+    def flush(self) -> None:
+        """As the stream's."""
+        try:
+            self._stream.flush()
+        except OSError as exc:
+            raise CannotWrite(exc) from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def why(exc: OSError) -> str:

@@ -33,7 +33,8 @@ def command(options: argparse.Namespace) -> int:
     try:
         loaded = trace.load(options.file, truncated=options.truncated)
     except trace.TraceError as exc:
-        hint = " (--truncated reads it as far as it goes)" if "truncated" in str(exc) else ""
+        helps = "truncated" in str(exc) and not options.truncated
+        hint = " (--truncated reads it as far as it goes)" if helps else ""
         raise UserError(f"{exc}{hint}") from None
     except (OSError, ValueError) as exc:  # ValueError: what cannot be mapped into memory
         reason = why(exc) if isinstance(exc, OSError) else str(exc)

@@ -150,13 +150,22 @@ def thread(target: Callable[..., object], *args: object) -> Iterator[threading.T
         raise failure[0]
 
 
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    """`until()` where there is no runtime."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true in {PATIENCE:g} s"
+        time.sleep(0.001)
+
+
 def all_came_back() -> None:
     """After a run: wait for the functions that it did not wait for."""
-    deadline = time.monotonic() + PATIENCE
-    while _core.counters()["goroutines"] > 0:
-        assert time.monotonic() < deadline, "a function that was left behind did not come back"
-        time.sleep(0.001)
+
+    def none() -> bool:
         gc.collect()  # an exception may hold the frame that holds it
+        return _core.counters()["goroutines"] == 0
+
+    wait_until(none, "every function that was left behind come back")
 
 
 # --- Programs ------------------------------------------------------------------------------------

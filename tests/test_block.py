@@ -265,6 +265,44 @@ def test_without_time_it_does_what_can_be_done_at_once(
     where(plain, procs)
 
 
+def test_without_time_to_poll_is_to_wait(procs: int) -> None:
+    async def poll() -> None:
+        while True:
+            await gofer.gosched()
+
+    def plain() -> None:
+        with pytest.raises(TimeoutError):
+            gofer.block(poll(), timeout=0)
+
+    gofer.run(plain, procs=procs)
+
+
+def test_without_time_what_is_no_operation_is_told_where_it_is_awaited(procs: int) -> None:
+    class Foreign:
+        def __await__(self) -> Generator[Any, Any, None]:
+            yield 5
+
+    async def recovers() -> str:
+        with pytest.raises(TypeError, match="cannot await 5"):
+            await Foreign()
+        return "recovered"
+
+    async def fails() -> None:
+        try:
+            await Foreign()
+        finally:
+            log.append("finally")
+
+    def plain() -> None:
+        assert gofer.block(recovers(), timeout=0) == "recovered"
+        with pytest.raises(TypeError, match="cannot await 5"):
+            gofer.block(fails(), timeout=0)
+        assert log == ["finally"]
+
+    log: list[str] = []
+    gofer.run(plain, procs=procs)
+
+
 def test_without_time_other_ends_are_not_hidden(procs: int) -> None:
     async def fails() -> None:
         raise KeyError("its own")

@@ -17,6 +17,7 @@ from tests.support import (
     gone,
     parked,
     run_program,
+    spin,
     thread,
     until,
     wait_for,
@@ -1294,6 +1295,43 @@ def test_two_that_wake_each_other_share_one_slice() -> None:
 
     ran: list[int] = []
     gofer.run(main, procs=1)
+
+
+def test_two_that_wake_each_other_and_become_slow_keep_nobody_waiting_for_long() -> None:
+    """As long as each turn is short, the clock is looked at now and then only."""
+
+    async def player(recv_from: gofer.Chan[int], send_to: gofer.Chan[int]) -> None:
+        nonlocal pieces
+        async for ball in recv_from:
+            if ball % 120 >= 80:
+                spin(0.004)
+                pieces += 1
+            await send_to.send(ball)
+
+    async def other() -> None:
+        nonlocal pieces
+        while not over:
+            most.append(pieces)
+            pieces = 0
+            await gofer.gosched()
+
+    async def main() -> None:
+        nonlocal over
+        ping, pong = gofer.Chan[int](), gofer.Chan[int]()
+        g = gofer.go(player, ping, pong)
+        third = gofer.go(other)
+        for ball in range(360):
+            await ping.send(ball)
+            await pong.recv()
+        over = True
+        ping.close()
+        await g
+        await third
+
+    over, pieces = False, 0
+    most: list[int] = []
+    gofer.run(main, procs=1)
+    assert max(most) < 10  # of 4 ms each, where a slice has 10
 
 
 # --- From other threads ---------------------------------------------------------------------------

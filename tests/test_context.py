@@ -15,6 +15,7 @@ from gofer import _core, context
 from gofer.context import Context
 from tests.support import (
     PATIENCE,
+    Program,
     give,
     gone,
     here,
@@ -1622,6 +1623,138 @@ def test_a_shield_does_not_keep_a_run_that_is_stuck(procs: int) -> None:
     with pytest.raises(gofer.Deadlock):
         gofer.run(stuck, procs=procs)
     assert log == ["out", "out"]
+
+
+async def ticks() -> None:
+    """So that not all goroutines are asleep."""
+    while True:
+        await gofer.sleep(0.001)
+
+
+def test_a_shield_does_not_keep_main_when_another_has_failed(procs: int) -> None:
+    async def fails() -> None:
+        raise KeyError("nobody looks")
+
+    async def main() -> None:
+        gofer.go(ticks)
+        try:
+            async with context.shield():
+                gofer.go(fails)
+                await gofer.Chan[int]().recv()
+        finally:
+            async with context.shield():
+                await gofer.sleep(0.01)
+                log.append("clean")
+
+    log: list[str] = []
+    with pytest.raises(KeyError, match="nobody looks"):
+        gofer.run(main, procs=procs)
+    assert log == ["clean"]
+
+
+def test_that_main_was_stuck_in_a_shield_takes_it_from_nobody_else(procs: int) -> None:
+    async def child(begin: gofer.Chan[None]) -> None:
+        await begin.recv()
+        async with context.shield():
+            await gofer.sleep(0.05)
+            log.append("clean")
+
+    async def main() -> None:
+        begin = gofer.Chan[None]()
+        await parked(gofer.go(child, begin))
+        try:
+            async with context.shield():
+                await gofer.Chan[int]().recv()
+        finally:
+            await begin.send(None)
+
+    log: list[str] = []
+    with pytest.raises(gofer.Deadlock):
+        gofer.run(main, procs=procs)
+    assert log == ["clean"]
+
+
+def test_shields_within_shields(procs: int) -> None:
+    async def child(n: int, ended: gofer.Chan[int]) -> int:
+        if n == 0:
+            return await ended.recv()
+        async with context.shield():
+            return await child(n - 1, ended)
+
+    async def main() -> None:
+        ended = gofer.Chan[int]()
+        g = gofer.go(child, 256, ended)
+        await parked(g)
+        g.cancel()
+        await ended.send(5)
+        assert await g == 5
+
+    gofer.run(main, procs=procs)
+
+
+def test_who_leaves_an_inherited_shield_by_hand_has_none(procs: int) -> None:
+    async def child(shield: Context) -> None:
+        await shield.__aexit__(None, None, None)
+        await sleep_long()
+
+    async def main() -> None:
+        async with context.shield() as shield:
+            g = gofer.go(child, shield)
+            await parked(g)
+            g.cancel()
+            with pytest.raises(gofer.Cancelled):
+                await g
+
+    gofer.run(main, procs=procs)
+
+
+@pytest.mark.parametrize("main", ["waits", "plain"])
+def test_a_second_ctrl_c_ends_a_plain_goroutine_in_a_shield(main: str, procs: int) -> None:
+    program = Program(
+        """
+        import sys, gofer
+        from gofer import block, context
+
+        async def ticks():
+            async with context.shield():  # so that they are never all asleep
+                while True:
+                    await gofer.sleep(0.001)
+
+        async def shielded():
+            async with context.shield():
+                print("ready", flush=True)
+                await gofer.Chan().recv()
+
+        def plain():
+            gofer.go(ticks)
+            block(shielded())
+
+        async def waits():
+            gofer.go(plain)
+            try:
+                await gofer.Chan().recv()
+            finally:
+                print("cancelled", flush=True)
+
+        async def nothing():
+            pass
+
+        try:
+            gofer.run(globals()[sys.argv[1]], procs=int(sys.argv[2]))
+        except KeyboardInterrupt:
+            print("KeyboardInterrupt", flush=True)
+        gofer.run(nothing)
+        """,
+        main,
+        str(procs),
+    )
+    program.expect("ready")
+    program.interrupt()
+    if main == "waits":
+        program.expect("cancelled")
+    time.sleep(0.2)  # there is nothing to see
+    program.interrupt()
+    assert program.finish().check() == "KeyboardInterrupt\n"
 
 
 def test_what_is_started_in_a_shield_can_be_cancelled(procs: int) -> None:

@@ -72,8 +72,8 @@ def test_draws_in_place_in_a_terminal() -> None:
         pass
     finally:
         os.close(parent)
-    assert process.wait(110) == 0
     text = shown.decode()
+    assert process.wait(110) == 0, text
     assert re.search(r"\x1b\[2A\r\x1b\[J", text)  # two lines, drawn again
     assert "\x1b[1m1. 26 goroutines" in text
     assert text.rstrip().splitlines()[-1].startswith("Next: ")

@@ -421,6 +421,11 @@ async def locks(mu: gofer.Mutex) -> None:
     await mu.lock()
 
 
+async def locks_in_a_block(mu: gofer.Mutex) -> None:
+    async with mu:
+        await mu.lock()
+
+
 async def locks_rw(mu: gofer.RWMutex) -> None:
     await mu.rlock()
     await mu.lock()
@@ -515,6 +520,10 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "empty select": (lambda: gofer.go(selects_nothing), ["selects_nothing"]),
     "nil channels": (lambda: gofer.go(selects_nil), ["selects_nil"]),
     "mutex": (lambda: gofer.go(locks, gofer.Mutex()), ["locks"]),
+    "mutex in a block": (
+        lambda: gofer.go(locks_in_a_block, gofer.Mutex()),
+        ["locks_in_a_block"],
+    ),
     "rw lock": (lambda: gofer.go(locks_rw, gofer.RWMutex()), ["locks_rw"]),
     "rw rlock": (lambda: gofer.go(rlocks, gofer.RWMutex()), ["rlocks"]),
     "wait group": (lambda: gofer.go(waits_for_group), ["waits_for_group"]),

@@ -159,12 +159,13 @@ def test_threads_that_end_leave_nothing_behind() -> None:
     def plain() -> None:
         lock_os_thread()
 
-    async def main() -> int:
+    async def main() -> None:
         for _ in range(500):
             await gofer.go(plain)
-        return _core.counters()["threads"]
+        # Soon: on a busy machine some are still on their way out.
+        await until(lambda: _core.counters()["threads"] < 10, "the threads gone")
 
-    assert gofer.run(main, procs=2) < 10
+    gofer.run(main, procs=2)
 
 
 @pytest.mark.parametrize("how", ["goexit", "error", "cancel"])

@@ -1,6 +1,9 @@
 """Mutex: one holder at a time, first come first served, and nobody starves."""
 
+import contextlib
+import inspect
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -67,6 +70,97 @@ def test_async_with_unlocks_however_it_ends(procs: int) -> None:
 
     gofer.run(main, procs=procs)
     assert not mu.locked()  # the end of the run has cancelled the holder
+
+
+LOCKS: dict[str, Callable[[], Any]] = {
+    "mutex": gofer.Mutex,
+    "rwmutex": gofer.RWMutex,
+    "reader": lambda: gofer.RWMutex().reader,
+    "semaphore": lambda: gofer.Semaphore(1),
+}
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_the_methods_of_with_are_ordinary_methods(kind: str) -> None:
+    lock = LOCKS[kind]()
+    for name in ("__enter__", "__exit__", "__aenter__", "__aexit__"):
+        bound, unbound = getattr(lock, name), getattr(type(lock), name)
+        assert bound.__self__ is lock
+        assert bound.__name__ == unbound.__name__ == name
+        assert name in repr(bound)
+        assert callable(bound)
+        assert bound == getattr(lock, name)
+        assert hash(bound) == hash(getattr(lock, name))
+        assert bound != getattr(LOCKS[kind](), name)
+        assert bound != lock
+        stolen = type("Stolen", (), {name: vars(type(lock))[name]})
+        with pytest.raises(TypeError, match=name):
+            getattr(stolen(), name)()
+        assert inspect.isroutine(unbound)
+        with pytest.raises(TypeError, match="keyword"):
+            bound(wrong=1)
+        with pytest.raises(AttributeError):
+            _ = bound.nothing
+        with pytest.raises(TypeError):
+            unbound(1)
+    for name in ("__enter__", "__aenter__"):
+        with pytest.raises(TypeError, match="takes no arguments"):
+            getattr(lock, name)(1)
+
+
+@pytest.mark.parametrize("kind", LOCKS)
+def test_in_an_exit_stack(procs: int, kind: str) -> None:
+    async def main() -> None:
+        locks = [LOCKS[kind]() for _ in range(40)]
+        async with contextlib.AsyncExitStack() as stack:
+            for lock in locks:
+                await stack.enter_async_context(lock)
+        for lock in locks:
+            async with lock:
+                pass
+
+    gofer.run(main, procs=procs)
+
+
+def test_a_bound_method_keeps_its_lock(procs: int) -> None:
+    """Many at once, each called after its lock has been dropped by everybody else."""
+
+    async def main() -> None:
+        enters, exits = [], []
+        for _ in range(40):
+            mu = gofer.Mutex()
+            enters.append(mu.__aenter__)
+            exits.append(mu.__aexit__)
+        del mu
+        for _ in range(2):
+            for enter in enters:
+                await enter()
+            for leave in reversed(exits):
+                await leave(None, None, None)
+        with pytest.raises(RuntimeError, match="unlock of unlocked mutex"):
+            exits[7](None, None, None)
+
+    gofer.run(main, procs=procs)
+
+
+def test_blocks_within_blocks(procs: int) -> None:
+    async def nest(locks: list[gofer.Mutex], done: list[gofer.Mutex]) -> None:
+        if not locks:
+            await gofer.gosched()
+            return
+        async with locks[0]:
+            await nest(locks[1:], done)
+        done.append(locks[0])
+
+    async def main() -> None:
+        locks = [gofer.Mutex() for _ in range(40)]
+        for _ in range(3):
+            done: list[gofer.Mutex] = []
+            await nest(locks, done)
+            assert done == locks[::-1]
+            assert not any(mu.locked() for mu in locks)
+
+    gofer.run(main, procs=procs)
 
 
 def test_another_goroutine_may_unlock_it(procs: int) -> None:

@@ -372,6 +372,31 @@ def test_a_result_that_is_there_comes_before_a_cancellation() -> None:
     assert gofer.run(main, procs=1) == ["the result"]
 
 
+@pytest.mark.parametrize("outcome", ["result", "exception"])
+def test_what_is_there_comes_before_the_end_of_the_context(outcome: str) -> None:
+    async def main() -> None:
+        hand = ByHand()
+
+        async def waiter() -> object:
+            async with ctx:
+                return await offload(hand, work.add, 1, 2)
+
+        ctx = context.with_cancel()
+        g = gofer.go(waiter)
+        await parked(g)
+        if outcome == "result":
+            hand.futures[0].set_result("the result")
+            ctx.cancel()
+            assert await g == "the result"
+        else:
+            hand.futures[0].set_exception(KeyError("the exception"))
+            ctx.cancel()
+            with pytest.raises(KeyError, match="the exception"):
+                await g
+
+    gofer.run(main, procs=1)
+
+
 def test_a_shield_keeps_the_call(procs: int) -> None:
     async def main() -> object:
         hand = ByHand()

@@ -171,6 +171,25 @@ def test_importing_it_starts_no_thread_and_imports_no_framework() -> None:
     assert end.check() == "[]\n"
 
 
+def test_it_can_be_imported_once_more() -> None:
+    end = run_program(
+        """
+        import sys
+        for _ in range(2):
+            for name in [name for name in sys.modules if name.split(".")[0] == "gofer"]:
+                del sys.modules[name]
+            import gofer
+
+            async def main():
+                async with gofer.Mutex(), gofer.Semaphore(1):
+                    return 5
+
+            print(gofer.run(main))
+        """
+    )
+    assert end.check() == "5\n5\n"
+
+
 def test_importing_it_costs_little() -> None:
     """What it adds to a bare interpreter, in a program that never uses it."""
 

@@ -17,7 +17,6 @@ import gofer
 from tests.support import (
     CRASH,
     FREE_THREADED,
-    PATIENCE,
     SANITIZED,
     Program,
     give,
@@ -29,6 +28,7 @@ from tests.support import (
     until,
     wait_for,
     wait_for_first,
+    wait_until,
 )
 
 
@@ -409,10 +409,8 @@ def test_no_thread_is_left_when_run_returns(procs: int) -> None:
 
     before = os_threads()
     gofer.run(main, procs=procs)
-    deadline = time.monotonic() + PATIENCE
-    while not os_threads().keys() <= before.keys() and time.monotonic() < deadline:
-        time.sleep(0.001)  # the kernel lists a thread for a moment after its end
-    assert os_threads().keys() <= before.keys()
+    # The kernel lists a thread for a moment after its end.
+    wait_until(lambda: os_threads().keys() <= before.keys(), "the threads gone")
 
 
 def test_those_who_wait_for_ever_in_spite_of_cancellation_are_given_up(procs: int) -> None:

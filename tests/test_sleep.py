@@ -217,14 +217,12 @@ def test_cancel_removes_the_timer(procs: int) -> None:
 
 
 def test_removing_some_timers_leaves_the_order_of_the_others() -> None:
-    woken: list[int] = []
-
     async def sleeper(i: int) -> None:
         await gofer.sleep(start + 0.1 + i * 0.0001 - time.monotonic())
         woken.append(i)
 
-    async def main() -> None:
-        rng = random.Random(4)
+    async def main(seed: int) -> bool:
+        rng = random.Random(seed)
         gs = {i: gofer.go(sleeper, i) for i in rng.sample(range(500), 500)}
         await parked(*gs.values())
         gone = rng.sample(range(500), 250)
@@ -233,11 +231,14 @@ def test_removing_some_timers_leaves_the_order_of_the_others() -> None:
         for i in sorted(gs):
             await gs[i]
         assert sorted(woken) == sorted(gs)
-        if not TINY:  # else some go through the global queue
-            assert woken == sorted(gs)
+        return TINY or woken == sorted(gs)  # TINY: some go through the global queue
 
-    start = time.monotonic()
-    gofer.run(main, procs=1)
+    for seed in range(5):
+        woken: list[int] = []
+        start = time.monotonic()
+        if gofer.run(main, seed, procs=1):
+            return  # else the kernel may have taken the core from a sleeper that had read the clock
+    pytest.fail("not once in order")
 
 
 def test_a_new_earliest_timer_wakes_an_idle_runtime(procs: int) -> None:

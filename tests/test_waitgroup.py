@@ -2,12 +2,13 @@
 
 import functools
 import gc
+import threading
 from typing import Any
 
 import pytest
 
 import gofer
-from tests.support import give, here, parked, thread, until, wait_for
+from tests.support import give, here, parked, sleep_long, thread, until, wait_for
 from tests.sync_support import waiting
 
 NEGATIVE = r"^sync: negative WaitGroup counter$"
@@ -330,6 +331,66 @@ def test_a_failure_that_nobody_takes_ends_the_run(procs: int) -> None:
         with pytest.raises(KeyError, match="nobody looks"):
             gofer.run(main, procs=procs)
     assert slipped == []
+
+
+def test_who_waits_again_after_such_a_failure_is_cancelled_again(procs: int) -> None:
+    """Else main would never end: the count does not fall any more, and others work on."""
+
+    async def fails(begin: gofer.Chan[None]) -> None:
+        await begin.recv()
+        raise KeyError("nobody looks")
+
+    async def ticks() -> None:
+        while True:
+            await gofer.sleep(0.001)
+
+    async def main() -> None:
+        wg, begin = gofer.WaitGroup(), gofer.Chan[None]()
+        gofer.go(ticks)
+        wg.go(fails, begin)
+        await begin.send(None)  # nobody has its handle any more
+        for _ in range(2):
+            with pytest.raises(gofer.Cancelled):
+                await wg.wait()
+        ends.append(1)
+
+    ends: list[int] = []
+    for _ in range(20):
+        with pytest.raises(KeyError, match="nobody looks"):
+            gofer.run(main, procs=procs)
+    assert len(ends) == 20
+
+
+def test_one_that_fails_while_the_run_ends_is_counted(procs: int) -> None:
+    """Another, which cleans up, may wait for it. With a foreign thread nothing is for ever."""
+
+    async def fails(wg: gofer.WaitGroup) -> None:
+        try:
+            await sleep_long()
+        finally:
+            raise KeyError("in clean-up")
+
+    async def waits(wg: gofer.WaitGroup) -> None:
+        try:
+            await sleep_long()
+        finally:
+            await wg.wait()
+            cleaned.append(1)
+
+    async def main() -> None:
+        wg = gofer.WaitGroup()
+        wg.go(fails, wg)
+        await parked(gofer.go(waits, wg))
+
+    cleaned: list[int] = []
+    release = threading.Event()
+    with thread(release.wait):
+        try:
+            with pytest.raises(KeyError, match="in clean-up"):
+                gofer.run(main, procs=procs)
+        finally:
+            release.set()
+    assert cleaned == [1]
 
 
 @pytest.mark.parametrize("fn", [5, None, "f", object()])

@@ -383,7 +383,7 @@ static PySendResult chanop_finish(M *m, ChanOp *op, PyObject **result)
         PyObject *pair = PyTuple_Pack(2, value, ok ? Py_True : Py_False);
         Py_SETREF(value, pair);
     }
-    else if (unlikely(!ok && value != NULL)) {
+    else if (unlikely(!ok && value != NULL && op->kind != CHAN_UNTIL_CLOSED)) {
         Py_CLEAR(value);
         if (op->kind == CHAN_NEXT) {
             PyErr_SetNone(PyExc_StopAsyncIteration);
@@ -518,7 +518,8 @@ static SLOW PySendResult chanop_step_slow(M *m, ChanOp *op, PyObject **result)
             return PYGEN_ERROR;
         }
     }
-    if (unlikely(op_state(op) == OP_CLOSED) && op_raise_if_over(g)) {
+    if (unlikely(op_state(op) == OP_CLOSED) && op->kind != CHAN_UNTIL_CLOSED &&
+        op_raise_if_over(g)) {
         op_set_state(op, OP_DONE);
         return PYGEN_ERROR;
     }
@@ -605,7 +606,7 @@ static void chanop_dealloc(PyObject *self)
 
 static PyObject *chanop_repr(PyObject *self)
 {
-    static const char *const names[] = {"send", "recv", "recv_ok", "__anext__"};
+    static const char *const names[] = {"send", "recv", "recv_ok", "__anext__", "recv"};
     ChanOp *op = (ChanOp *)self;
     if (op->ch == NULL) {
         return PyUnicode_FromFormat("<%s, done>", names[op->kind]);
@@ -660,9 +661,9 @@ static PyObject *chan_recv_ok(PyObject *self, PyObject *Py_UNUSED(a))
     return chanop_new(chan_of(self), CHAN_RECV_OK, NULL);
 }
 
-PyObject *chan_recv_op(Chan *ch)
+PyObject *chan_until_closed_op(Chan *ch)
 {
-    return chanop_new(ch, CHAN_RECV_OK, NULL);
+    return chanop_new(ch, CHAN_UNTIL_CLOSED, NULL);
 }
 
 PyObject *chan_next_op(Chan *ch)

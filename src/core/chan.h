@@ -9,8 +9,9 @@ typedef enum {
     CHAN_SEND,
     CHAN_RECV,
     CHAN_RECV_OK,
-    CHAN_NEXT
-} ChanOpKind; /* NEXT: of `async for` */
+    CHAN_NEXT,        /* of `async for` */
+    CHAN_UNTIL_CLOSED /* of a channel that nobody sends on: that it is closed is the message */
+} ChanOpKind;
 
 /* The operation behind send() and recv(), and its wait record. */
 typedef struct ChanOp {
@@ -78,7 +79,7 @@ void wake_now(M *m, Wake *wake);
 bool chan_close(Chan *ch);       /* false: it was closed */
 void chan_wake_closed(Chan *ch); /* somebody has set `closed`: wake all; NULL: none */
 PyObject *chan_new(Py_ssize_t cap);
-PyObject *chan_recv_op(Chan *ch); /* recv_ok() */
+PyObject *chan_until_closed_op(Chan *ch);
 PyObject *chan_next_op(Chan *ch); /* of `async for` */
 PyObject *chan_send_op(Chan *ch, PyObject *value);
 bool chan_put(Chan *ch, PyObject *value); /* at once, eats it; false: exception */

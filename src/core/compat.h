@@ -20,6 +20,9 @@
 #define HAVE_GIL 1
 #endif
 
+/* `with` and `async with` make a bound method of each of their two. From 3.14 on they do without. */
+#define COMPAT_WITH_BINDS (HAVE_GIL && PY_VERSION_HEX < 0x030E0000)
+
 /* sys.monitoring, which can stop code at a bytecode boundary. */
 #define COMPAT_HAVE_MONITORING (PY_VERSION_HEX >= 0x030C0000)
 

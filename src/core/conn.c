@@ -1216,15 +1216,20 @@ static PyObject *descriptor_tp_new(PyTypeObject *type, PyObject *args, PyObject 
     return (PyObject *)c;
 }
 
-/* `detach`: the descriptor is not closed but returned, -1 if it is in use right now. */
-static int shut(Conn *c, bool detach)
+/* `detach`: the descriptor is not closed but returned, -1 if it is in use right now. Or, with nothing done, if so many
+ * bytes would be lost that have been `ahead`: only the holder touches the buffer, so there must be none. */
+static int shut(Conn *c, bool detach, size_t *ahead)
 {
     M *m = tls_m;
     IoOp *chain = NULL;
     int refs = 0, fd = -1;
     PollDesc *pd = NULL;
+    *ahead = 0;
     obj_lock(&c->lock);
-    bool first = !atomic_exchange(&c->closing, 1);
+    if (detach && !atomic_load(&c->closing) && c->side[SIDE_READ].holder == NULL) {
+        *ahead = buffered(c);
+    }
+    bool first = *ahead == 0 && !atomic_exchange(&c->closing, 1);
     if (first) {
         chain = fail_all(c, SIDE_WRITE, ERR_CLOSED, chain, &refs);
         chain = fail_all(c, SIDE_READ, ERR_CLOSED, chain, &refs);
@@ -1261,23 +1266,21 @@ static void descriptor_dealloc(PyObject *self)
 
 static PyObject *descriptor_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    shut((Conn *)self, false);
+    size_t ahead;
+    shut((Conn *)self, false, &ahead);
     return Py_NewRef((PyObject *)&done_op); /* may be awaited, need not be */
 }
 
 static PyObject *descriptor_detach(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    Conn *c = (Conn *)self;
-    obj_lock(&c->lock);
-    size_t ahead = atomic_load(&c->closing) ? 0 : buffered(c);
-    obj_unlock(&c->lock);
+    size_t ahead;
+    int fd = shut((Conn *)self, true, &ahead);
     if (ahead > 0) {
         PyErr_Format(PyExc_ValueError,
                      "detach() would lose %zu bytes that have been read ahead: read(%zu) first",
                      ahead, ahead);
         return NULL;
     }
-    int fd = shut(c, true);
     if (fd < 0) {
         PyErr_SetString(hooks.Closed, "detach() of a closed connection, or one in use");
         return NULL;

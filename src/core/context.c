@@ -545,7 +545,12 @@ static PyObject *ctx_aenter(PyObject *self, PyObject *Py_UNUSED(a))
         b->outer = g->bind;
         g->bind = b;
         if (c->kind == SHIELD) {
-            atomic_store_explicit(&g->shields, g->shields + 1, memory_order_relaxed);
+            M *m = tls_m;
+            atomic_store(&g->shields, g->shields + 1);
+            /* The end of main may have told this thread a moment ago: it had better wait for the end of the shield. */
+            if (atomic_load(&m->user) != USER_NONE && user_leave(m)) {
+                atomic_store(&m->user, USER_RUNS);
+            }
         }
         if (keeps_out(c)) {
             context_over(g);
@@ -597,7 +602,7 @@ static PyObject *ctx_aexit(PyObject *self, PyObject *const *args, Py_ssize_t nar
         return NULL;
     }
     g->bind = b->outer;
-    if (c->kind == SHIELD) {
+    if (c->kind == SHIELD && g->shields > 0) { /* none: one that it has inherited, left by hand */
         atomic_store_explicit(&g->shields, g->shields - 1, memory_order_relaxed);
     }
     /* What is outside may be over: the next operation looks. */

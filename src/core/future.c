@@ -56,7 +56,7 @@ PyObject *future_begin(PyObject *self)
             Py_DECREF(pair);
         }
     }
-    op->wait = channel != NULL ? chan_recv_op((Chan *)channel) : NULL;
+    op->wait = channel != NULL ? chan_until_closed_op((Chan *)channel) : NULL;
     Py_XDECREF(channel);
     if (op->wait == NULL) {
         future_give_up(self);

@@ -865,11 +865,10 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     }
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
-    if (unlikely(end == END_ERROR) && Py_REFCNT(g) == 1) {
-        join_void_all(
-            m, waiters); /* nobody can take its exception any more: the run is about to fail */
-    }
-    else {
+    bool failed =
+        unlikely(end == END_ERROR) &&
+        Py_REFCNT(g) == 1; /* nobody can take its exception any more: the run is about to */
+    if (!failed || !join_void_all(m, waiters)) {
         join_fire_all(m, waiters, m->inherited);
     }
     trace_end(g, end);

@@ -84,6 +84,10 @@ bool op_slice_over_slow(M *m)
 bool op_raise_pending(G *g)
 {
     if (!g_cancel_due(g)) {
+        /* tell() may just have taken the mark, to raise Cancelled at the next boundary. */
+        if (!context_over(g)) {
+            return false;
+        }
         context_raise(g); /* again and again, as long as it is bound to that context */
         return true;
     }
@@ -93,12 +97,15 @@ bool op_raise_pending(G *g)
     }
     g_lock(g);
     PyObject *reason = NULL;
-    if (g_state(g) != G_DEAD) { /* abandoned by run(): then it is its outcome */
+    bool ours = atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL) & G_CANCEL;
+    if (ours && g_state(g) != G_DEAD) { /* abandoned by run(): then it is its outcome */
         reason = g->value;
         g->value = NULL;
     }
-    atomic_fetch_and(&g->state, ~(uint32_t)G_CANCEL);
     g_unlock(g);
+    if (!ours) { /* see above */
+        return false;
+    }
     /* by call: a tuple or an exception as reason must stay one argument */
     PyObject *exc = reason != NULL ? PyObject_CallOneArg(hooks.Cancelled, reason)
                                    : PyObject_CallNoArgs(hooks.Cancelled);
@@ -500,15 +507,24 @@ void join_fire_all(M *m, JoinOp *op, bool next)
 }
 
 /* Of one that has failed, and that nobody has a handle of: so these are records of WaitGroups. Who waits there for
- * all to end must not go on as if they had. */
-void join_void_all(M *m, JoinOp *op)
+ * all to end must not go on as if they had, but be cancelled. That is done once: while the run ends, they are counted.
+ * We mark before we look whether it does. So who was cancelled for the end, and waits again, finds the mark or is
+ * counted for. */
+bool join_void_all(M *m, JoinOp *op)
 {
+    for (JoinOp *each = op; each != NULL; each = each->next) {
+        wg_void(who_object(each->who));
+    }
+    if (atomic_load(&sched.fatal) != NULL || atomic_load(&sched.draining)) {
+        return false;
+    }
     while (op != NULL) {
         JoinOp *next = op->next;
         op->next = NULL;
         drop_later(m, (PyObject *)op);
         op = next;
     }
+    return true;
 }
 
 void join_drop_all(JoinOp *op)

@@ -151,7 +151,13 @@ bool preempt_park(M *m)
 
 /* ---- our thread ---- */
 
-/* Of those with a mark, how many have used CPU time since we looked last, or wait for the GIL. `rest`: there are others.
+/* One that uses no CPU time: would it, if it had the GIL, or a core? Else it blocks. */
+static bool is_kept_waiting(M *m) /* sched.lock: thread states go under it */
+{
+    return HAVE_GIL ? p_of(m) != NULL && !gil_is_free() : m->ts != NULL && !compat_detached(m->ts);
+}
+
+/* Of those with a mark, how many have used CPU time since we looked last, or would. `rest`: there are others.
  * `users`: threads in the code of goroutines that are not stopped. The M may reach a scheduling point right now: then it
  * clears a mark that we have just set, or we set one that is cleared at the next. */
 static int wanted(bool *rest, int *users)
@@ -171,9 +177,7 @@ static int wanted(bool *rest, int *users)
         }
         int64_t cpu = clock_ns(m->cpu_clock), used = cpu - m->tried_cpu_ns;
         m->tried_cpu_ns = cpu;
-        bool computes = mark == PREEMPT_LOST
-                            ? is_due(m)
-                            : used > 0 || (HAVE_GIL && p_of(m) != NULL && !gil_is_free());
+        bool computes = mark == PREEMPT_LOST ? is_due(m) : used > 0 || is_kept_waiting(m);
         if (computes != is_wanted(mark)) {
             atomic_store(&m->lost_cpu_ns, cpu);
             set_preempt(m, computes ? PREEMPT_ASKED : PREEMPT_LOST);

@@ -1469,15 +1469,20 @@ static void execute(M *m, G *g, bool inherit)
 /* ---- finding work ---- */
 
 /* A goroutine readied by the one that just ran runs next and shares its slice. A pair that does so for
- * ever is one slice: when that is over, it goes behind all others, to the global queue. */
+ * ever is one slice: when that is over, it goes behind all others, to the global queue. sysmon sees none of it (a new
+ * goroutine is a new slice to it), so a switch counts as many operations: every fourth looks at the clock. */
 static G *local_get(M *m, bool *inherit)
 {
+    enum { SWITCH = 15 };
     G *g = runq_get(m->p, inherit);
-    if (g != NULL && *inherit && op_slice_over(m)) {
-        lock(&sched.lock);
-        globrunq_put(g);
-        unlock(&sched.lock);
-        g = runq_get(m->p, inherit);
+    if (g != NULL && *inherit) {
+        m->ops_left = m->ops_left > SWITCH ? m->ops_left - SWITCH : 0;
+        if (op_slice_over(m)) {
+            lock(&sched.lock);
+            globrunq_put(g);
+            unlock(&sched.lock);
+            g = runq_get(m->p, inherit);
+        }
     }
     return g;
 }

@@ -155,6 +155,7 @@ void main_ended(GEnd end)
     }
     atomic_store(&sched.counting, 1);
     if (drain) {
+        atomic_store(&sched.unshielded, 0); /* main's end was what they were in vain against */
         cancel_all(false);
         lock(&sched.lock);
         wake_m0(); /* main may have ended elsewhere; see abandon() */

@@ -252,7 +252,7 @@ struct G {
     bool begins;           /* even if it is cancelled before: a wrapper that must clean up */
     bool roam;             /* main only: may run on another thread this time */
     bool drained;          /* g_lock: cancelled because main has ended, which happens once */
-    _Atomic uint8_t
+    _Atomic uint32_t
         shields; /* how many context.shield() it is in; this G's to change (context.c) */
     _Atomic uint16_t traced_by; /* by whom it was last traced: TraceThread.index, cut short */
     _Atomic uint32_t traced;    /* the trace period in which it was last described */
@@ -589,6 +589,17 @@ static inline void live_add(M *m, int kind, int n) /* allocated or freed */
     }
 }
 
+/* ---- special.c: types whose `with` blocks are entered by the million; false: exception ---- */
+
+#if COMPAT_WITH_BINDS
+bool bind_cheaply(PyTypeObject *type);
+#else
+static inline bool bind_cheaply(PyTypeObject *Py_UNUSED(type))
+{
+    return true;
+}
+#endif
+
 /* ---- run.c: in a child forked from a running runtime ---- */
 
 void error_forked(void);
@@ -853,11 +864,12 @@ PyObject *join_new(PyObject *target);
 JoinOp *join_take_all(G *target); /* g_lock */
 void join_fire_all(M *m, JoinOp *first, bool next);
 void join_drop_all(JoinOp *first);          /* nobody will ever run again */
-void join_void_all(M *m, JoinOp *first);    /* they never hear of it */
+bool join_void_all(M *m, JoinOp *first);    /* they never hear of it; false: they must */
 int join_count(G *target, PyObject *wg);    /* tell `wg` of its end: 1; 0: it is dead; -1: error */
 void join_counted(PyObject *op);            /* by due_later: it has ended; P in P_USER */
 void join_leaked(G *target);                /* so has a leak: only those that count are told */
 void wg_ended(PyObject *wg);                /* sema.c: one counted down; P in P_USER */
+void wg_void(PyObject *wg);                 /* ... one has failed, and the program is about to */
 int join_select(JoinOp *op, SelectOp *sel); /* put on the queue: 1; -1: target is dead already */
 void join_unselect(JoinOp *op);
 PyObject *ready_new(PyObject *value); /* an operation that gives this at once */
@@ -885,12 +897,13 @@ PyObject *op_repr(const char *what, PyObject *of, int state); /* <recv of ..., w
 bool context_over(G *g);  /* G_OVER is set: is it true? Only by the goroutine itself */
 void context_raise(G *g); /* Cancelled, by the context that is over */
 
-/* A shield puts the cancellation of a goroutine off, as it does that of a context. Not when all wait for ever, nor
- * for one that run() has given up. */
+/* A shield puts the cancellation of a goroutine off, as it does that of a context. Not when all wait for ever or run()
+ * leaves, not for one that run() has given up, and not for main when the program must end because another has failed. */
 static inline bool g_shielded(G *g)
 {
     return unlikely(atomic_load_explicit(&g->shields, memory_order_relaxed) > 0) &&
-           g_state(g) != G_DEAD && !atomic_load_explicit(&sched.unshielded, memory_order_relaxed);
+           g_state(g) != G_DEAD && !atomic_load_explicit(&sched.unshielded, memory_order_relaxed) &&
+           !atomic_load(&sched.exiting) && (g != sched.main_g || atomic_load(&sched.fatal) == NULL);
 }
 
 static inline bool g_cancel_due(G *g)

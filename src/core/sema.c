@@ -25,6 +25,7 @@ typedef struct {
         bool locked;   /* Mutex, RWMutex: by a writer */
     bool woken;        /* Mutex: somebody is on its way to try again */
     bool starving;     /* Mutex: handed over, no barging */
+    bool voided;       /* WaitGroup: one of its goroutines has failed, the program ends */
     _Atomic int64_t count; /* RWMutex: readers. WaitGroup: the counter. Semaphore: free permits */
     int64_t size;          /* Semaphore: all permits */
     PyObject *mu;          /* Cond: its mutex, owned */
@@ -411,6 +412,12 @@ static SLOW PySendResult syncop_begin(M *m, G *g, SyncOp *op, PyObject **result)
     }
     if (op->kind == MUTEX_LOCK) {
         op->since_ns = nanotime();
+    }
+    if (unlikely(s->voided) && atomic_load(&sched.fatal) != NULL) { /* it would be for ever */
+        op_set_state(op, OP_DONE);
+        obj_unlock(&s->lock);
+        PyErr_SetNone(hooks.Cancelled);
+        return PYGEN_ERROR;
     }
     return syncop_wait(op, g, false, result);
 }
@@ -1115,6 +1122,14 @@ static PyObject *wg_count(PyObject *self, PyObject *g)
     return r < 0 ? NULL : r > 0 ? Py_NewRef(Py_None) : wg_change((Sync *)self, -1);
 }
 
+void wg_void(PyObject *wg)
+{
+    Sync *s = (Sync *)wg;
+    obj_lock(&s->lock);
+    s->voided = true;
+    obj_unlock(&s->lock);
+}
+
 void wg_ended(PyObject *wg)
 {
     PyObject *r = wg_change((Sync *)wg, -1);
@@ -1410,5 +1425,7 @@ bool sema_module_init(PyObject *mod)
             return false;
         }
     }
-    return PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0;
+    return PyType_Ready(&SyncOp_Type) == 0 && PyType_Ready(&Reader_Type) == 0 &&
+           bind_cheaply(&Mutex_Type) && bind_cheaply(&RWMutex_Type) && bind_cheaply(&Reader_Type) &&
+           bind_cheaply(&Semaphore_Type);
 }

@@ -4,6 +4,7 @@ import _thread
 import functools
 import gc
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -115,21 +116,31 @@ async def limited(awaitable: Awaitable[Any], seconds: float | None) -> Any:
     raise TimeoutError("block() timed out")  # the block swallows a cancel() of its own
 
 
+# How often it may let others run; then it polls, which is to wait.
+TURNS = 100
+
+
 @types.coroutine
 def _impatient(awaitable: Awaitable[Any], ctx: _core.Context) -> Generator[Any, Any, Any]:
     """Await it until it begins to wait; then `ctx` is over."""
-    steps = awaitable.__await__()
-    waits = False
-    while not waits:
+    steps: Any = awaitable.__await__()
+    go_on = next_step = functools.partial(next, steps)
+    for turn in itertools.count():
         try:
-            step = next(steps)
+            step = go_on()
         except StopIteration as end:
             return end.value
-        waits = _core.waits()  # else it lets others run, and goes on
-        if waits:
+        if turn >= TURNS or _core.waits():
             ctx.cancel()
-        yield step
-    return (yield from steps)
+        try:
+            yield step
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as error:  # what it awaits is no operation: it hears of that
+            go_on = functools.partial(steps.throw, error)
+        else:
+            go_on = next_step
 
 
 def _frame_of(awaitable: Any) -> types.FrameType | None:

@@ -238,7 +238,7 @@ def test_threads_that_end_with_their_goroutines(ps: int, eager: int) -> None:
         for _ in rounds(divide_by=200):
             gs = [gofer.go(fn) for fn in (plain, asynchronous) * 2]
             assert [await g for g in gs] == [1] * 4
-        assert _core.counters()["threads"] < 50
+        await until(lambda: _core.counters()["threads"] < 50, "the threads gone")
 
     gofer.run(main, procs=ps)
 

@@ -154,6 +154,36 @@ def test_what_comes_later_is_collected_what_is_frozen_after_the_block() -> None:
     assert frozen_too() is None
 
 
+@pytest.mark.parametrize("procs", [1, 4])
+def test_leaks_that_come_later_are_found(procs: int) -> None:
+    """Objects of the engine that are used again must not be frozen."""
+
+    async def leaks(mu: gofer.Mutex) -> None:
+        async with mu:
+            await mu.lock()
+
+    async def uses(mu: gofer.Mutex) -> None:
+        for _ in range(10):
+            async with mu:
+                await gofer.gosched()
+
+    async def main() -> None:
+        mu = gofer.Mutex()
+        for g in [gofer.go(uses, mu) for _ in range(20)]:
+            await g
+        with gc_tuned():
+            for _ in range(30):
+                gofer.go(leaks, gofer.Mutex())
+            with pytest.warns(gofer.GoroutineLeakWarning):
+                await until(collected, "all leaks found")
+
+    def collected() -> bool:
+        gc.collect()
+        return gofer.num_goroutine() == 1
+
+    gofer.run(main, procs=procs)
+
+
 def test_what_was_frozen_before_stays_frozen() -> None:
     gc.freeze()
     with gc_tuned():

@@ -264,6 +264,23 @@ def test_a_finally_block_that_awaits_is_told_that_it_cannot(
     assert len(unraisable) == 2 - reached.count("slept")
 
 
+def test_one_that_waits_for_the_lock_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch, procs: int
+) -> None:
+    """What it waits for is unlocked by its own clean-up."""
+    unraisable: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: unraisable.append(repr(args.exc_value)))
+
+    async def main() -> None:
+        for _ in range(5):
+            gofer.go(locks_in_a_block, gofer.Mutex())
+        with pytest.warns(gofer.GoroutineLeakWarning, match="leaked"):
+            await collected(1)
+
+    gofer.run(main, procs=procs)
+    assert unraisable == []
+
+
 def test_as_an_error_the_warning_is_unraisable_and_not_lost(
     monkeypatch: pytest.MonkeyPatch, procs: int
 ) -> None:

@@ -453,6 +453,17 @@ static inline void compat_track(PyObject *op)
 #endif
 }
 
+/* gc.freeze() may have come upon it: the collector shall look at it again. With the GIL it is on a list of its own then,
+ * and we can only do without. */
+static inline void compat_thaw(PyObject *op)
+{
+#ifdef Py_GIL_DISABLED
+    compat_track(op);
+#else
+    (void)op;
+#endif
+}
+
 static inline void compat_untrack(PyObject *op)
 {
 #ifdef Py_GIL_DISABLED

@@ -69,6 +69,25 @@ void free_lists_clear(M *m)
     }
 }
 
+/* Who has the GIL may touch what is another M's: operations are made and dropped under it. */
+void spares_clear(void)
+{
+    special_clear(atomic_load(&sched.running) == RUN_ON);
+    for (PyObject *op = NULL;; Py_DECREF(op)) { /* without the lock: it may free anything */
+        op = NULL;
+        lock(&sched.lock);
+        for (M *m = NULL; HAVE_GIL && op == NULL && (m = m_after(m)) != NULL;) {
+            for (int kind = 0; op == NULL && kind < FREE_KINDS; kind++) {
+                op = spare_take(m, kind);
+            }
+        }
+        unlock(&sched.lock);
+        if (op == NULL) {
+            return;
+        }
+    }
+}
+
 /* ---- allgs ---- */
 
 static AllgShard *g_shard(G *g)
@@ -1030,6 +1049,18 @@ static int g_clear(PyObject *self)
     return 0;
 }
 
+/* That is: the collector closes it at this moment, and its finally block let go of the goroutine. */
+static bool is_running(PyObject *coro)
+{
+    PyObject *running =
+        PyObject_GetAttrString(coro, PyCoro_CheckExact(coro) ? "cr_running" : "gi_running");
+    if (running == NULL) {
+        PyErr_Clear(); /* a coroutine of another implementation */
+    }
+    Py_XDECREF(running);
+    return running == Py_True;
+}
+
 /* Nothing can ever wake it: report it, run its finally blocks, let go of it. The collector may have
  * closed the coroutines of the cycle already (it calls finalizers in no particular order). */
 static void g_leaked(G *g)
@@ -1059,7 +1090,8 @@ static void g_leaked(G *g)
     if (m != NULL) {
         __atomic_store_n(&m->curg, NULL, __ATOMIC_RELAXED);
     }
-    PyObject *r = PyObject_CallMethod(g->coro, "close", NULL);
+    PyObject *r =
+        is_running(g->coro) ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
     if (m != NULL) {
         __atomic_store_n(&m->curg, current, __ATOMIC_RELAXED);
     }

@@ -760,6 +760,7 @@ static PyObject *finish(M *m, PyObject *result, bool alone)
     PyObject *own = compat_take_exception();
     numa_end(m);
     m_fini(m);
+    special_clear(false);
     if (atomic_load(&sched.fatal) != NULL) {
         Py_CLEAR(
             result); /* if handles are in it, run_fail() hears of them while we are still here */
@@ -862,6 +863,7 @@ static PyObject *core_run(PyObject *Py_UNUSED(mod), PyObject *args)
      * nobody whose slice it could share. */
     runq_put(m->p, g, false);
     atomic_store(&sched.running, RUN_ON);
+    special_clear(true);
     p_leave(m);
     contexts_arm(m);
     p_enter(m);
@@ -1179,6 +1181,12 @@ static void count_live(M *m, int64_t n[LIVE_KINDS])
     }
 }
 
+static PyObject *core_spares_clear(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
+{
+    spares_clear();
+    Py_RETURN_NONE;
+}
+
 /* Live objects and queue lengths, for tests. */
 static PyObject *core_counters(PyObject *Py_UNUSED(mod), PyObject *Py_UNUSED(a))
 {
@@ -1247,6 +1255,7 @@ PyMethodDef run_methods[] = {
     {"interrupted", core_interrupted, METH_NOARGS, NULL},
     {"m_idents", core_m_idents, METH_NOARGS, NULL},
     {"counters", core_counters, METH_NOARGS, NULL},
+    {"spares_clear", core_spares_clear, METH_NOARGS, NULL},
     {NULL},
 };
 

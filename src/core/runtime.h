@@ -593,11 +593,14 @@ static inline void live_add(M *m, int kind, int n) /* allocated or freed */
 
 #if COMPAT_WITH_BINDS
 bool bind_cheaply(PyTypeObject *type);
+void special_clear(
+    bool running); /* no spare objects any more, and if not running, none from now on */
 #else
 static inline bool bind_cheaply(PyTypeObject *Py_UNUSED(type))
 {
     return true;
 }
+static inline void special_clear(bool Py_UNUSED(running)) {}
 #endif
 
 /* ---- run.c: in a child forked from a running runtime ---- */
@@ -618,6 +621,7 @@ static inline bool check_forked(void) /* true, with RuntimeError set */
 void *object_new_slow(M *m, int kind, PyTypeObject *type);
 void object_free_slow(M *m, int kind, PyObject *op);
 void free_lists_clear(M *m);
+void spares_clear(void); /* of all Ms: with the GIL, before gc.freeze() */
 
 static inline PyObject **free_link(PyObject *op)
 {
@@ -672,6 +676,9 @@ static inline void *spare_take(M *m, int kind)
         atomic_store_explicit(&m->free[kind].spare, NULL, memory_order_relaxed);
         if (unlikely(!compat_unique(op))) {
             Py_CLEAR(op); /* it is not dropped yet, or gc.get_objects() has found it */
+        }
+        else {
+            compat_thaw(op);
         }
     }
     return op;

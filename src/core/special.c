@@ -25,10 +25,11 @@ typedef struct {
 static PyTypeObject Bound_Type;
 
 /* Spare ones, under the GIL as all here: the reference to each is ours. They stay known to the collector, which saves
- * most of what a new one costs, so they must be fit to be seen. Blocks within blocks need one each. */
+ * most of what a new one costs, so they must be fit to be seen. Blocks within blocks need one each. There are some
+ * during a run only: what gc.freeze() finds, the collector never looks at again. */
 enum { SPARES_MAX = 16 };
 static Bound *spares[SPARES_MAX];
-static int nspares;
+static int nspares, spares_max;
 
 /* As CPython binds. */
 static PyObject *bind(Special *special, PyObject *obj)
@@ -88,7 +89,7 @@ static SLOW Bound *bound_new(void)
 static PyObject *special_get(PyObject *self, PyObject *obj, PyObject *Py_UNUSED(type))
 {
     Special *special = (Special *)self;
-    if (unlikely(obj == NULL || !PyObject_TypeCheck(obj, special->type))) {
+    if (unlikely(obj == NULL || !Py_IS_TYPE(obj, special->type))) {
         return bind(special,
                     obj); /* to the type; or some other class has borrowed it, which is an error */
     }
@@ -102,11 +103,19 @@ static PyObject *special_get(PyObject *self, PyObject *obj, PyObject *Py_UNUSED(
     return (PyObject *)b;
 }
 
+void special_clear(bool running)
+{
+    spares_max = running && USE_FREE_LISTS ? SPARES_MAX : 0;
+    while (nspares > 0) {
+        Py_DECREF(spares[--nspares]); /* gc.get_objects() may have found it */
+    }
+}
+
 static void bound_dealloc(PyObject *op)
 {
     Bound *b = (Bound *)op;
     PyObject *self = b->self;
-    if (likely(USE_FREE_LISTS && nspares < SPARES_MAX)) {
+    if (likely(self != NULL && nspares < spares_max)) {
         compat_revive(op);
         b->call = call_by_cpython;
         b->self = NULL;
@@ -116,7 +125,7 @@ static void bound_dealloc(PyObject *op)
         compat_untrack(op);
         PyObject_GC_Del(b);
     }
-    Py_DECREF(self);
+    Py_XDECREF(self);
 }
 
 static int bound_traverse(PyObject *op, visitproc visit, void *arg)
@@ -152,7 +161,8 @@ static PyObject *bound_compare(PyObject *op, PyObject *other, int how)
 
 static Py_hash_t bound_hash(PyObject *op)
 {
-    return _Py_HashPointer(((Bound *)op)->self) ^ _Py_HashPointer(((Bound *)op)->special);
+    Bound *b = (Bound *)op;
+    return (Py_hash_t)(((uintptr_t)b->self ^ (uintptr_t)b->special) >> 4);
 }
 
 static PyTypeObject Bound_Type = {

@@ -4,6 +4,8 @@ import gc
 import threading
 from typing import Self
 
+from gofer import _core
+
 
 class gc_tuned:  # reads as a statement
     """Make Python's garbage collector cheap beside very many goroutines, until the block ends.
@@ -56,6 +58,7 @@ class gc_tuned:  # reads as a statement
         if not self._inside:
             raise RuntimeError("freeze() outside the block of gc_tuned()")
         gc.collect()
+        _core.spares_clear()  # which would be used again, for what lives shorter
         gc.freeze()
 
     def __enter__(self) -> Self:

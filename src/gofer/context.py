@@ -113,8 +113,9 @@ def without_cancel(parent: Context | None = None) -> Context:
 def shield() -> Context:
     """A context for clean-up: inside it, contexts further out that are over raise nothing.
 
-    Nor does cancel() of this goroutine, or the end of main, before the block is left; unless all
-    goroutines wait for what will never come.
+    Nor does cancel() of this goroutine, or the end of main, before the block is left: run() waits.
+    A second Ctrl-C ends it, and so it does when all goroutines wait for what will never come, or
+    for main itself when another has failed.
 
     >>> async with context.shield():
     ...     await connection.goodbye()

@@ -1094,9 +1094,9 @@ static void g_leaked(G *g)
         is_running(g->coro) ? Py_NewRef(Py_None) : PyObject_CallMethod(g->coro, "close", NULL);
     if (m != NULL) {
         __atomic_store_n(&m->curg, current, __ATOMIC_RELAXED);
-    }
-    if (user) {
-        atomic_store(&m->user, USER_RUNS);
+        if (user) {
+            atomic_store(&m->user, USER_RUNS);
+        }
     }
     if (r == NULL) {
         PyErr_WriteUnraisable(g->coro);

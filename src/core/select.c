@@ -15,7 +15,7 @@
 struct SelectOp {
     PyObject_VAR_HEAD
     G *g;
-    const G *waiter;            /* who awaits it: only ever compared */
+    _Atomic(const G *) waiter;  /* who awaits it: only ever compared, by others too */
     _Atomic(PyObject *) winner; /* NULL: open. One of the cases, or the select itself: taken back */
     _Atomic uint8_t state;
     uint8_t reason;
@@ -395,14 +395,15 @@ static PySendResult select_locked(M *m, G *g, SelectOp *sel, Locks *locks, uint3
         wake_now(m, &wake);
         atomic_store(&sel->winner, index >= 0 ? sel->cases[index] : (PyObject *)sel);
         if (op_slice_over(m)) {
-            sel->waiter = g; /* first: another may look right now */
+            atomic_store_explicit(&sel->waiter, g,
+                                  memory_order_relaxed); /* first: see select_send */
             sel->state = OP_FIRED;
             return op_yield(g, result);
         }
         return finish(sel, result);
     }
     sel->g = (G *)Py_NewRef(g);
-    sel->waiter = g;
+    atomic_store_explicit(&sel->waiter, g, memory_order_relaxed);
     bool ok = enqueue_channels(sel, m, order);
     unlock_all(locks);
     ok = ok && enqueue_others(sel, m);
@@ -484,7 +485,8 @@ static PySendResult select_send(PyObject *self, PyObject *Py_UNUSED(arg), PyObje
     if (sel->state == OP_NEW) {
         return select_begin(m, g, sel, result);
     }
-    if (sel->waiter != g) {
+    /* Another may be about to begin it. */
+    if (atomic_load_explicit(&sel->waiter, memory_order_relaxed) != g) {
         op_error_other(self);
         return PYGEN_ERROR;
     }
@@ -589,7 +591,7 @@ PyObject *core_select(PyObject *Py_UNUSED(mod), PyObject *const *args, Py_ssize_
     }
     live_add(tls_m, LIVE_OP, 1);
     sel->g = NULL;
-    sel->waiter = NULL;
+    atomic_store_explicit(&sel->waiter, NULL, memory_order_relaxed);
     atomic_store_explicit(&sel->winner, NULL, memory_order_relaxed);
     sel->state = OP_NEW;
     sel->has_default = has_default;

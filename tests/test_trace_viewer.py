@@ -17,7 +17,10 @@ from tests.support import SANITIZED, TINY, parked, spin
 from tests.trace_support import ping_pong
 
 needs_browser = pytest.mark.skipif(
-    CHROMIUM is None or SANITIZED, reason="no Chromium, or a sanitizer would be loaded into it"
+    CHROMIUM is None or SANITIZED,
+    reason="Chromium is not installed"
+    if CHROMIUM is None
+    else "the sanitizer would be loaded into Chromium, which does not start then",
 )
 
 # A promise that is kept when what was asked for has been drawn.

@@ -1216,27 +1216,27 @@ static PyObject *descriptor_tp_new(PyTypeObject *type, PyObject *args, PyObject 
     return (PyObject *)c;
 }
 
-/* `detach`: the descriptor is not closed but returned, -1 if it is in use right now. Or, with nothing done, if so many
- * bytes would be lost that have been `ahead`: only the holder touches the buffer, so there must be none. */
-static int shut(Conn *c, bool detach, size_t *ahead)
+/* With `ahead`, detach: the descriptor is not closed but returned, -1 if it is in use right now. Or, with nothing done,
+ * if *ahead bytes that have been read would be lost: only the holder touches the buffer, so there must be none. */
+static int shut(Conn *c, size_t *ahead)
 {
     M *m = tls_m;
     IoOp *chain = NULL;
     int refs = 0, fd = -1;
     PollDesc *pd = NULL;
-    *ahead = 0;
     obj_lock(&c->lock);
-    if (detach && !atomic_load(&c->closing) && c->side[SIDE_READ].holder == NULL) {
-        *ahead = buffered(c);
+    if (ahead != NULL) {
+        bool whole = !atomic_load(&c->closing) && c->side[SIDE_READ].holder == NULL;
+        *ahead = whole ? buffered(c) : 0;
     }
-    bool first = *ahead == 0 && !atomic_exchange(&c->closing, 1);
+    bool first = (ahead == NULL || *ahead == 0) && !atomic_exchange(&c->closing, 1);
     if (first) {
         chain = fail_all(c, SIDE_WRITE, ERR_CLOSED, chain, &refs);
         chain = fail_all(c, SIDE_READ, ERR_CLOSED, chain, &refs);
         fd = take_fd(c, &pd);
     }
     obj_unlock(&c->lock);
-    if (detach) {
+    if (ahead != NULL) {
         if (pd != NULL) {
             netpoll_ctl(EPOLL_CTL_DEL, fd, 0, pd);
             desc_free(pd);
@@ -1266,15 +1266,14 @@ static void descriptor_dealloc(PyObject *self)
 
 static PyObject *descriptor_close(PyObject *self, PyObject *Py_UNUSED(a))
 {
-    size_t ahead;
-    shut((Conn *)self, false, &ahead);
+    shut((Conn *)self, NULL);
     return Py_NewRef((PyObject *)&done_op); /* may be awaited, need not be */
 }
 
 static PyObject *descriptor_detach(PyObject *self, PyObject *Py_UNUSED(a))
 {
     size_t ahead;
-    int fd = shut((Conn *)self, true, &ahead);
+    int fd = shut((Conn *)self, &ahead);
     if (ahead > 0) {
         PyErr_Format(PyExc_ValueError,
                      "detach() would lose %zu bytes that have been read ahead: read(%zu) first",

@@ -73,7 +73,8 @@ void free_lists_clear(M *m)
 void spares_clear(void)
 {
     special_clear(atomic_load(&sched.running) == RUN_ON);
-    for (PyObject *op = NULL;; Py_DECREF(op)) { /* without the lock: it may free anything */
+    for (PyObject *op = NULL;;
+         Py_DECREF(op)) { /* without the lock: the last one. spare_take drops others' only */
         op = NULL;
         lock(&sched.lock);
         for (M *m = NULL; HAVE_GIL && op == NULL && (m = m_after(m)) != NULL;) {
@@ -884,10 +885,9 @@ void g_finish(M *m, G *g, GEnd end, PyObject *value)
     }
     /* A goroutine that was handed its slice hands it back; one that came through the queue sends its
      * joiner through the queue, or `for g in gs: await g` would switch twice for every g. */
-    bool failed =
-        unlikely(end == END_ERROR) &&
-        Py_REFCNT(g) == 1; /* nobody can take its exception any more: the run is about to */
-    if (!failed || !join_void_all(m, waiters)) {
+    /* Failed, and nobody can take its exception any more: the run is about to fail. */
+    bool untaken = unlikely(end == END_ERROR) && Py_REFCNT(g) == 1;
+    if (!untaken || !join_void_all(m, waiters)) {
         join_fire_all(m, waiters, m->inherited);
     }
     trace_end(g, end);

@@ -136,12 +136,8 @@ async def connect(target: Target) -> Conn:
     conn = Conn(sock.detach())
     if error:
         try:
-            await conn.connected()
-        except OSError as exc:
-            conn.close()
-            if exc.errno is not None:
-                raise OSError(exc.errno, f"{exc.strerror}: {target.address!r}") from None
-            raise
+            with naming(target.address):
+                await conn.connected()
         except BaseException:
             conn.close()
             raise
